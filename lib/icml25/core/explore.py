@@ -180,7 +180,7 @@ def _assemble(
     ]
     if len(names) == 1:
         picture = stack([leaf((value,)) for value in values[names[0]]], names[0])
-        widgets.jslink((controls[0], "index"), (picture, "selected_index"))
+        rows = []
     else:
         # One stack per value of the first axis; the second control moves them all.
         rows = [
@@ -188,10 +188,12 @@ def _assemble(
             for first in values[names[0]]
         ]
         picture = stack(rows, names[0])
-        widgets.jslink((controls[0], "index"), (picture, "selected_index"))
-        for row in rows:
-            widgets.jslink((controls[1], "index"), (row, "selected_index"))
     figure = _figure_class()(children=[*controls, picture])
+    figure.links = [
+        widgets.jslink((control, "index"), (target, "selected_index"))
+        for control, targets in zip(controls, ([picture], rows), strict=False)
+        for target in targets
+    ]
     figure.add_class("icml25-explore")
     figure.still = stills[tuple(begin[name] for name in names)]
     state = ", ".join(
@@ -230,6 +232,7 @@ def _figure_class() -> type:
 
         still: bytes | None = None
         summary: str = ""
+        links: Sequence[widgets.Widget] = ()
 
         def _repr_mimebundle_(self, **kwargs: Any) -> dict:
             bundle = {
