@@ -9,6 +9,7 @@ import hashlib
 import http.server
 import io
 import json
+import logging
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pooch
 import pytest
 from icml25.core import data
 from icml25.core.data import prepare
@@ -189,7 +191,13 @@ def test_fetch_all_gives_every_path(demo):
 
 
 def test_fetch_is_silent(demo, capfd):
+    notices = []
+    handler = logging.Handler()
+    handler.emit = notices.append
+    pooch.get_logger().addHandler(handler)
     data.fetch_all("demo")
+    pooch.get_logger().removeHandler(handler)
+    assert notices == []
     assert capfd.readouterr() == ("", "")
 
 
@@ -308,8 +316,16 @@ def test_status_tells_place_or_problem(demo):
     data.fetch("demo", "a.csv")
     state = data.status("demo")
     assert list(state.places) == ["a.csv"]
-    assert "raw/b.txt" in state.problems["raw/b.txt"]
+    assert list(state.missing) == ["raw/b.txt"]
+    assert data.DATASETS["demo"].files["raw/b.txt"].url in state.missing["raw/b.txt"]
     assert not state.here
+
+
+def test_status_tells_what_is_wrong_with_a_file_at_hand(offline_demo, at_hand):
+    (at_hand / "a.csv").write_bytes(b"altered")
+    state = data.status("demo")
+    assert "truncated: 7 of 22" in state.faults["a.csv"]
+    assert "ALTERED" in data.describe()
 
 
 def test_describe_lists_every_data_set_with_its_state(demo, at_hand, monkeypatch):

@@ -35,17 +35,19 @@ __all__ = [
 class Status:
     """Where the files of a data set stand; nothing was downloaded to find out.
 
-    ``places``: path of each file that is here and right; ``problems``: why each
-    other file is not.
+    ``places``: path of each file that is here and right; ``missing``: how to get each
+    file that is not here; ``faults``: what is wrong with each file that is here and
+    wrong. A file in none of them is made from an installed one when fetched.
     """
 
     name: str
     places: dict[str, Path]
-    problems: dict[str, str]
+    missing: dict[str, str]
+    faults: dict[str, str]
 
     @property
     def here(self) -> bool:
-        return not self.problems
+        return not (self.missing or self.faults)
 
 
 def fetch(name: str, filename: str | None = None) -> Path:
@@ -108,18 +110,18 @@ def available(name: str, filename: str | None = None) -> bool:
 def status(name: str) -> Status:
     """Where each file of a data set is, or why it is not here; no network."""
     dataset = store.lookup(name)
-    places, problems = {}, {}
+    places, missing, faults = {}, {}, {}
     for filename in dataset.files:
         try:
             path = store.locate(dataset, filename)
         except DataError as error:
-            problems[filename] = str(error)
+            faults[filename] = str(error)
             continue
         if path is not None:
             places[filename] = path
         elif not store.can_make(dataset, filename):
-            problems[filename] = f"not here: {store.how_to_get(dataset, filename)}"
-    return Status(name, places, problems)
+            missing[filename] = f"not here: {store.how_to_get(dataset, filename)}"
+    return Status(name, places, missing, faults)
 
 
 def working_copy(name: str) -> Path:
@@ -179,7 +181,7 @@ def _describe_one(name: str) -> str:
     lines = [f"{name}: {dataset.title}"]
     lines += [f"{field:<9} {value}" for field, value in fields if value]
     for filename, file in dataset.files.items():
-        place = state.places.get(filename) or state.problems.get(filename)
+        place = (state.places | state.missing | state.faults).get(filename)
         lines += [
             f"  {filename}  {_size(file.size_bytes)}  sha256 {file.sha256}",
             f"    {place or 'made here when fetched'}",
@@ -188,11 +190,12 @@ def _describe_one(name: str) -> str:
 
 
 def _where(state: Status) -> str:
-    num_files = len(state.places) + len(state.problems)
-    if not state.places:
-        return "no" if state.problems else "made when fetched"
-    if state.problems:
-        return f"{len(state.places)} of {num_files}"
+    if state.faults:
+        return "ALTERED"
+    if state.missing and state.places:
+        return f"{len(state.places)} of {len(state.places) + len(state.missing)}"
+    if state.missing:
+        return "no"
     return ", ".join(sorted({store.origin(path) for path in state.places.values()}))
 
 

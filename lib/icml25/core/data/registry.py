@@ -119,6 +119,7 @@ def _chronogram(tree: str) -> dict[str, object]:
 
 
 _ALL = (
+    # The licence is the one CaltechDATA states; read it again before redistributing.
     Dataset(
         name="caltech64",
         title="5,851 photos of 97 object classes, 64x64 RGB (from Caltech-101)",
@@ -134,6 +135,7 @@ _ALL = (
             "repeatable to the bit."
         ),
     ),
+    # No derivatives: scaled or cut copies are made in memory, never written.
     Dataset(
         name="ett",
         title="ETT-small, hourly: oil temperature and load of two transformers",
@@ -179,7 +181,9 @@ _ALL = (
         prepared=(
             "Utterances joined without gaps and encoded as Ogg/Opus at about 20 "
             "kbit/s (a lossy encoder: not repeatable to the bit); manifest.csv names "
-            "every utterance and its place."
+            "every utterance and its place. The utterances are those in "
+            "github.com/resemble-ai/Resemblyzer (audio_data) and github.com/coqui-ai/"
+            "TTS (tests/data/ljspeech)."
         ),
     ),
     Dataset(
@@ -242,7 +246,7 @@ _ALL = (
         name="taef2",
         title="Tiny autoencoder for the FLUX.2 latent space, float16 weights",
         licence="MIT",
-        cite="Boer Bohan: taesd, 2023-2025",
+        cite="taesd, Copyright (c) 2023 Ollin Boer Bohan",
         source=("https://github.com/madebyollin/taesd",),
         files=_files("taef2", _TAESD),
     ),

@@ -70,7 +70,7 @@ def locate(dataset: Dataset, filename: str) -> Path | None:
     file = _file(dataset, filename)
     local, installed = local_root(), _installed_path(file)
     if local and (path := local / dataset.name / filename).exists():
-        fix = f"Put the right file there: {how_to_get(dataset, filename)}"
+        fix = f"Replace it, or remove it: {how_to_get(dataset, filename)}"
         return _checked(dataset, filename, path, fix)
     if installed and installed.exists():
         fix = f"Install the right version: pip install {dataset.pip or 'icml25'}"
