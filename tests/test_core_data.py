@@ -419,15 +419,14 @@ def test_chronogram_contracts_zero_edges_and_keeps_order(tmp_path):
         }
 
     tree = {
-        "nodeById": {n: {} for n in "rxz"}
-        | {n: {"@otu": f"otu_{n}"} for n in ("a", "b", "c", "d")},
+        "nodeById": {n: {} for n in "rxz"} | {n: {"@otu": f"otu_{n}"} for n in "abcde"},
         "edgeBySourceId": {
             "x": edges(a=1.4, b=1.4),
             "r": edges(c=3, z=0.5, d=3),
-            "z": edges(x=0),
+            "z": edges(x=0, e=2),
         },
     }
-    taxa = {f"otu_{n}": {"^ot:originalLabel": f"Old {n}"} for n in "abcd"}
+    taxa = {f"otu_{n}": {"^ot:originalLabel": f"Old {n}"} for n in "abcde"}
     taxa["otu_a"]["^ot:ottTaxonName"] = "New a"
     study = {
         "otusById": {"otus1": {"otuById": taxa}},
@@ -440,8 +439,9 @@ def test_chronogram_contracts_zero_edges_and_keeps_order(tmp_path):
         "1\t0\t3.0\tOld c",
         "2\t0\t0.5\t",
         "3\t0\t3.0\tOld d",
-        "4\t2\t1.4\tNew a",
-        "5\t2\t1.4\tOld b",
+        "4\t2\t2.0\tOld e",
+        "5\t2\t1.4\tNew a",
+        "6\t2\t1.4\tOld b",
     ]
     with pytest.raises(ValueError, match="no tree 'tree1'"):
         prepare.chronogram(tmp_path / "study.json", tmp_path / "tree.tsv", "tree1")

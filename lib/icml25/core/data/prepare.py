@@ -70,7 +70,8 @@ def chronogram(source: Path, target: Path, tree: str) -> None:
     """Write one tree of an Open Tree of Life study (NexSON 1.2.1) as a table.
 
     Children keep the order of the file; an inner edge of length zero is contracted,
-    its children taking its place.
+    and its children come after the others. A tip carries the taxonomy's name for it,
+    or the study's where the taxonomy has none.
     """
     study = json.loads(Path(source).read_text(encoding="utf-8"))["nexml"]
     taxa = {
@@ -91,12 +92,15 @@ def chronogram(source: Path, target: Path, tree: str) -> None:
     nodes, edges = found["nodeById"], found["edgeBySourceId"]
 
     def children(node: str) -> Iterator[tuple[str, float]]:
+        contracted = []
         for edge in edges.get(node, {}).values():
             child, length = edge["@target"], float(edge["@length"])
             if length == 0 and child in edges:
-                yield from children(child)
+                contracted.append(child)
             else:
                 yield child, length
+        for child in contracted:
+            yield from children(child)
 
     def label(node: str) -> str:
         taxon = taxa.get(nodes[node].get("@otu", ""), {})
