@@ -211,7 +211,12 @@ def _tiny(x: Tensor) -> float:
 
 
 def _check(
-    losses: Tensor, graph: FlowGraph, beta: float, step: float, steps: int, mobility: str
+    losses: Tensor,
+    graph: FlowGraph,
+    beta: float,
+    step: float,
+    steps: int,
+    mobility: str,
 ) -> None:
     if not losses.is_floating_point():
         raise TypeError(f"losses have dtype {losses.dtype}; floats are needed")
@@ -257,5 +262,5 @@ def _check_caps(caps: Tensor, step: float) -> None:
         first = int(over[0])
         raise ValueError(
             f"step={step} is above the cap of {caps[first].min().item():.3g} at step "
-            f"{first}: a weight would turn negative. Use a smaller step or adaptive=True"
+            f"{first}: a weight would turn negative (use a smaller step, or adaptive)"
         )

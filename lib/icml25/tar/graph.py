@@ -89,9 +89,7 @@ class FlowGraph:
         if normalise:
             degree = graph.degree()
             scaled = (degree[src] * degree[dst]).rsqrt()
-            graph = replace(
-                graph, weight=scaled if weight is None else weight * scaled
-            )
+            graph = replace(graph, weight=scaled if weight is None else weight * scaled)
         return graph
 
     @property

@@ -46,7 +46,7 @@ class TAR(ERM):
     (``prf:ref`` alg-tar).
 
     Args:
-        graph: graph of the training nodes, ``FlowGraph.from_edge_index(..., mask=...)``.
+        graph: graph of the training nodes (``from_edge_index(..., mask=...)``).
         beta: strength of the entropy term.
         step: largest flow step.
         steps: number of inner steps, the paper's T_in.

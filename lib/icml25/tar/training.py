@@ -44,13 +44,19 @@ class History:
     def best(self, name: str) -> dict[str, float]:
         """The numbers of objective ``name`` at the epoch with the best accuracy on the
         shifted validation set; ties go to the smaller loss there."""
-        chosen = max(
-            range(len(self.epochs)),
-            key=lambda k: (
-                self.accuracy["ood_val"][name][k],
-                -self.loss["ood_val"][name][k],
+        return self.at(
+            name,
+            max(
+                range(len(self.epochs)),
+                key=lambda k: (
+                    self.accuracy["ood_val"][name][k],
+                    -self.loss["ood_val"][name][k],
+                ),
             ),
         )
+
+    def at(self, name: str, chosen: int) -> dict[str, float]:
+        """The numbers of objective ``name`` at evaluation ``chosen`` (-1: the last)."""
         picked = {f"{s}_accuracy": v[name][chosen] for s, v in self.accuracy.items()}
         picked |= {f"{s}_loss": v[name][chosen] for s, v in self.loss.items()}
         picked |= {f"{s}_risk": v[name][chosen] for s, v in self.risk.items()}
