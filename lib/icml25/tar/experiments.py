@@ -201,7 +201,9 @@ def _mean(row: dict[str, list[float]]) -> float:
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean and its standard error over seeds."""
+    """Mean and its standard error over seeds (NaN for a single one)."""
+    if len(values) < 2:
+        return sum(values), float("nan")
     tensor = torch.tensor(values, dtype=torch.float64)
     return tensor.mean().item(), (tensor.std() / len(values) ** 0.5).item()
 

@@ -132,7 +132,7 @@ def transport_cost(
     start, end = start.double(), end.double()
     label = graph.components()
     moved = start.new_zeros(int(label.max()) + 1).index_add(0, label, end - start)
-    if bool((moved.abs() > 1e-8).any()):
+    if bool((moved.abs() > 1e-6).any()):  # float32 weights sum to 1 this well
         return start.new_tensor(torch.inf)
     weight = graph.edge_weights(torch.float64).double()
 
