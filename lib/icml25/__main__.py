@@ -1,0 +1,133 @@
+"""Command line: run an experiment, see the outside data, read the ledger."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from icml25.core import claims, data, records
+from icml25.core.runtime import CHAPTERS, SCALES, device, scale_name
+
+_EPILOG = """examples:
+  python -m icml25 run golore                       the chapter's main experiment
+  python -m icml25 run golore digits --seed 1       another of its experiments
+  python -m icml25 run golore c4 --scale paper      the paper's own configuration
+  python -m icml25 data                             data sets, and which are here
+  python -m icml25 claims                           every claim and its verdict
+
+chapters: """ + ", ".join(CHAPTERS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m icml25",
+        description="Eleven ICML 2025 papers that run.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a chapter's experiment",
+        epilog="chapters: " + ", ".join(CHAPTERS),
+    )
+    run.add_argument("slug", help="the chapter, such as golore")
+    run.add_argument("experiment", nargs="?", help="default: the chapter's first")
+    run.add_argument("--scale", choices=SCALES, help="default: $ICML25_SCALE or laptop")
+    run.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best here)")
+    run.add_argument("--seed", type=int, default=0, help="default: 0")
+    run.add_argument(
+        "--record", action="store_true", help="write book/results/<slug>/<name>.json"
+    )
+    show = commands.add_parser("data", help="outside data: list, show one, fetch")
+    show.add_argument("name", nargs="?", help="one data set")
+    show.add_argument("--fetch", action="store_true", help="bring it into the cache")
+    ledger = commands.add_parser("claims", help="the ledger of claims with verdicts")
+    ledger.add_argument("slug", nargs="?", help="one chapter")
+    options = parser.parse_args(arguments)
+    try:
+        return {"run": _run, "data": _data, "claims": _claims}[options.command](options)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was recorded", file=sys.stderr)
+        return 130
+    except (ValueError, RuntimeError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _chapter(slug: str) -> str:
+    if slug not in CHAPTERS:
+        raise ValueError(f"no chapter {slug!r}; chapters: {', '.join(CHAPTERS)}")
+    return slug
+
+
+def _run(options: argparse.Namespace) -> int:
+    slug = _chapter(options.slug)
+    name = f"icml25.{slug}"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise ValueError(f"chapter {slug!r} has no code yet") from error
+        raise ValueError(
+            f"chapter {slug!r} needs the package {error.name!r}: "
+            f"pip install -e '.[{slug}]'"
+        ) from error
+    experiments = module.EXPERIMENTS
+    chosen = options.experiment or next(iter(experiments))
+    if chosen not in experiments:
+        known = "\n".join(f"  {key}: {e.summary}" for key, e in experiments.items())
+        raise ValueError(f"{slug} has no experiment {chosen!r}; it has\n{known}")
+    experiment = experiments[chosen]
+    scale = options.scale or scale_name()
+    where = device(options.device)
+    config = experiment.config(scale)
+    print(f"{slug}/{chosen}: {scale} scale, {where}, seed {options.seed}\n{config}")
+    begin = time.perf_counter()
+    metrics = experiment.function(config, device=where, seed=options.seed)
+    wall_s = time.perf_counter() - begin
+    print(json.dumps(metrics, indent=1, default=str))
+    print(f"{wall_s:.1f} s on {records.machine(where)}")
+    if options.record:
+        path = records.write(
+            slug,
+            chosen,
+            scale=scale,
+            config=config,
+            seed=options.seed,
+            metrics=metrics,
+            wall_s=wall_s,
+            device=where,
+        )
+        print(f"recorded in {path}")
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    if options.fetch:
+        names = [options.name] if options.name else list(data.DATASETS)
+        for name in names:
+            print(f"{name}: {data.fetch(name)}")
+        return 0
+    print(data.describe(options.name))
+    return 0
+
+
+def _claims(options: argparse.Namespace) -> int:
+    if options.slug:
+        _chapter(options.slug)
+    for row in claims.ledger():
+        if options.slug in (None, row["chapter"]["slug"]):
+            print(f"{row['id']:<15} {row['verdict']:<23} {row['claim']}")
+            if row["measured"]:
+                print(f"{'':<15} {'':<23} -> {row['measured']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

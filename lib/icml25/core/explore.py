@@ -1,0 +1,247 @@
+"""A figure with controls that needs no kernel.
+
+Every frame is computed beforehand; the controls choose among the frames in the browser.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from icml25.core.runtime import progress
+
+if TYPE_CHECKING:
+    import ipywidgets
+
+MAX_FRAMES = 40
+MAX_BYTES = 1_000_000
+
+
+def explore(
+    fn: Callable[..., Any],
+    *,
+    labels: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+    start: Mapping[str, Any] | None = None,
+    alt: str | Callable[..., str] = "",
+    image: str = "svg",
+    **axes: Sequence[Any],
+) -> ipywidgets.VBox:
+    """Draw ``fn`` for every combination of values; link controls to the frames.
+
+    Numbers get a slider, texts get buttons. The result moves in a live notebook, in the
+    built page without a kernel, and from a file without a network.
+
+    Args:
+        fn: called as ``fn(**{axis: value})``; returns a matplotlib figure or HTML.
+        labels: what a control is called, by axis (default: the axis's name).
+        units: unit shown after a number, by axis.
+        start: the value each control starts at (default: the first).
+        alt: alternative text of the frames; a text, or a function called like ``fn``.
+        image: ``"svg"`` for lines, ``"png"`` for scatter plots and images.
+        **axes: one or two axes, each a sequence of at least two values.
+
+    Returns:
+        A widget; as a cell's last expression it is drawn. Its still picture is stored
+        beside it for viewers without widgets.
+
+    Raises:
+        TypeError: ``fn`` returned neither a figure nor text.
+        ValueError: no axis or more than two, an axis with fewer than two values, a
+            start that is no value of its axis, an unknown name in ``labels``/``units``/
+            ``start``, more than 40 frames, or frames of more than 1 MB together.
+
+    Example:
+        >>> def double(n):
+        ...     return f"<p>2 x {n} = {2 * n}</p>"
+        >>> figure = explore(double, n=[1, 2, 3], labels={"n": "a number"})
+    """
+    labels, units, start = dict(labels or {}), dict(units or {}), dict(start or {})
+    values = _validate(axes, labels=labels, units=units, start=start, image=image)
+    combinations = list(product(*values.values()))
+    frames = {}
+    stills = {}
+    for combination in progress(combinations, desc="drawing frames"):
+        arguments = dict(zip(values, combination, strict=True))
+        text = alt(**arguments) if callable(alt) else alt
+        text = text or ", ".join(
+            f"{labels.get(name, name)} {_format(value, units.get(name, ''))}"
+            for name, value in arguments.items()
+        )
+        frames[combination], stills[combination] = _render(
+            fn(**arguments), alt=text, image=image
+        )
+    size = sum(len(frame) for frame in frames.values())
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"the {len(frames)} frames take {size:,} bytes; at most {MAX_BYTES:,} are "
+            'stored: use fewer values, simpler figures, or image="png"'
+        )
+    return _assemble(values, frames, stills, labels=labels, units=units, start=start)
+
+
+def _validate(
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    labels: Mapping[str, str],
+    units: Mapping[str, str],
+    start: Mapping[str, Any],
+    image: str,
+) -> dict[str, list[Any]]:
+    if not 1 <= len(axes) <= 2:
+        raise ValueError(f"axes={list(axes)}: give one or two, as name=[values]")
+    values = {name: list(choices) for name, choices in axes.items()}
+    for name, choices in values.items():
+        if len(choices) < 2:
+            raise ValueError(f"axis {name}={choices!r} needs at least two values")
+    for argument, given in (("labels", labels), ("units", units), ("start", start)):
+        if unknown := given.keys() - values.keys():
+            raise ValueError(
+                f"{argument} names {sorted(unknown)}; axes: {list(values)}"
+            )
+    for name, value in start.items():
+        if value not in values[name]:
+            raise ValueError(f"start {name}={value!r} is not one of {values[name]}")
+    count = 1
+    for choices in values.values():
+        count *= len(choices)
+    if count > MAX_FRAMES:
+        raise ValueError(f"{count} frames; at most {MAX_FRAMES}: use fewer values")
+    if image not in ("svg", "png"):
+        raise ValueError(f"image={image!r}: allowed are 'svg' and 'png'")
+    return values
+
+
+def _render(drawn: Any, *, alt: str, image: str) -> tuple[str, bytes | None]:
+    """One frame as HTML, and the figure as PNG bytes for the still picture."""
+    if isinstance(drawn, str):
+        return drawn, None
+    if not hasattr(drawn, "savefig"):
+        raise TypeError(
+            f"fn returned {type(drawn).__name__}; return a matplotlib figure or HTML"
+        )
+    import matplotlib.pyplot as plt
+
+    still = io.BytesIO()
+    drawn.savefig(still, format="png", dpi=110)
+    data = still.getvalue()
+    if image == "svg":
+        buffer = io.BytesIO()
+        # Without a date and with a fixed salt the same figure is the same text.
+        with plt.rc_context({"svg.hashsalt": "icml25"}):
+            drawn.savefig(buffer, format="svg", metadata={"Date": None})
+        data = buffer.getvalue()
+    width = drawn.get_figwidth() * 100
+    plt.close(drawn)
+    kind = "svg+xml" if image == "svg" else "png"
+    encoded = base64.b64encode(data).decode()
+    # An <img> keeps the ids inside one frame's SVG from meeting another's.
+    frame = (
+        f'<img alt="{html.escape(alt, quote=True)}" style="width:{width:.0f}px;'
+        f'max-width:100%;height:auto" src="data:image/{kind};base64,{encoded}">'
+    )
+    return frame, still.getvalue()
+
+
+def _format(value: Any, unit: str) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = f"{value:g}" if number else str(value)
+    return f"{text} {unit}".rstrip()
+
+
+def _assemble(
+    values: Mapping[str, list[Any]],
+    frames: Mapping[tuple, str],
+    stills: Mapping[tuple, bytes | None],
+    *,
+    labels: Mapping[str, str],
+    units: Mapping[str, str],
+    start: Mapping[str, Any],
+) -> ipywidgets.VBox:
+    import ipywidgets as widgets
+
+    names = list(values)
+    begin = {name: start.get(name, values[name][0]) for name in names}
+    at = {name: values[name].index(begin[name]) for name in names}
+
+    def stack(children: list[Any], name: str) -> Any:
+        return widgets.Stack(children=children, selected_index=at[name])
+
+    def leaf(combination: tuple) -> Any:
+        return widgets.HTML(frames[combination], layout={"width": "100%"})
+
+    controls = [
+        _control(values[name], at[name], labels.get(name, name), units.get(name, ""))
+        for name in names
+    ]
+    if len(names) == 1:
+        picture = stack([leaf((value,)) for value in values[names[0]]], names[0])
+        widgets.jslink((controls[0], "index"), (picture, "selected_index"))
+    else:
+        # One stack per value of the first axis; the second control moves them all.
+        rows = [
+            stack([leaf((first, second)) for second in values[names[1]]], names[1])
+            for first in values[names[0]]
+        ]
+        picture = stack(rows, names[0])
+        widgets.jslink((controls[0], "index"), (picture, "selected_index"))
+        for row in rows:
+            widgets.jslink((controls[1], "index"), (row, "selected_index"))
+    figure = _figure_class()(children=[*controls, picture])
+    figure.add_class("icml25-explore")
+    figure.still = stills[tuple(begin[name] for name in names)]
+    state = ", ".join(
+        f"{labels.get(name, name)} = {_format(begin[name], units.get(name, ''))}"
+        for name in names
+    )
+    figure.summary = f"[figure with {len(frames)} frames, at {state}]"
+    return figure
+
+
+def _control(choices: list[Any], index: int, label: str, unit: str) -> Any:
+    import ipywidgets as widgets
+
+    options = [(_format(choice, unit), place) for place, choice in enumerate(choices)]
+    kind = (
+        widgets.ToggleButtons
+        if all(isinstance(choice, str) for choice in choices)
+        else widgets.SelectionSlider
+    )
+    extra = {} if kind is widgets.ToggleButtons else {"continuous_update": True}
+    return kind(
+        options=options,
+        index=index,
+        description=label,
+        style={"description_width": "initial"},
+        layout={"width": "100%", "max_width": "640px"},
+        **extra,
+    )
+
+
+def _figure_class() -> type:
+    import ipywidgets as widgets
+
+    class ExploreFigure(widgets.VBox):
+        """A VBox whose text form is one stable line, with a still picture beside it."""
+
+        still: bytes | None = None
+        summary: str = ""
+
+        def _repr_mimebundle_(self, **kwargs: Any) -> dict:
+            bundle = {
+                "text/plain": self.summary,
+                "application/vnd.jupyter.widget-view+json": {
+                    "version_major": 2,
+                    "version_minor": 0,
+                    "model_id": self.model_id,
+                },
+            }
+            if self.still is not None:
+                bundle["image/png"] = base64.b64encode(self.still).decode()
+            return bundle
+
+    return ExploreFigure

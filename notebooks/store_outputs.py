@@ -1,0 +1,98 @@
+"""Run notebooks in fresh kernels and store their outputs: `make notebooks`.
+
+A notebook is replaced only after a whole clean run. Nothing that changes from run
+to run (widget ids, time stamps) is kept, so that a second run gives the same file but
+for its measured run time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import conftest  # noqa: F401  # sets the environment that the checks use too
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+HERE = Path(__file__).resolve().parent
+BUDGET_S = 90
+
+
+def store(path: Path) -> float:
+    """Run one notebook and replace it; returns the run time in seconds."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {
+                "display_name": "Python 3",
+                "language": "python",
+                "name": "python3",
+            },
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in notebook.cells:
+        for noise in ("execution", "ExecuteTime", "collapsed"):
+            cell.metadata.pop(noise, None)
+    client = NotebookClient(
+        notebook,
+        timeout=600,
+        record_timing=False,
+        resources={"metadata": {"path": str(HERE)}},
+    )
+    begin = time.perf_counter()
+    client.execute()
+    seconds = time.perf_counter() - begin
+    notebook.metadata["language_info"] = {"name": "python"}
+    notebook.metadata["icml25"] = {
+        "run_seconds": round(seconds),
+        "machine": f"{len(os.sched_getaffinity(0))} CPU cores",
+    }
+    text = _stable_widget_ids(nbformat.writes(notebook), path.stem)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return seconds
+
+
+def _stable_widget_ids(text: str, name: str) -> str:
+    """Give widgets ids that depend only on the notebook and on their order."""
+    notebook = json.loads(text)
+    widgets = notebook["metadata"].get("widgets", {})
+    state = widgets.get("application/vnd.jupyter.widget-state+json", {}).get(
+        "state", {}
+    )
+    for order, old in enumerate(state):
+        new = uuid.uuid5(uuid.NAMESPACE_URL, f"icml25/{name}/{order}").hex
+        text = text.replace(old, new)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
+    chosen = parser.parse_args().notebooks or sorted(HERE.glob("[0-9]*.ipynb"))
+    failed = False
+    for path in chosen:
+        print(f"running {path.name} ...", flush=True)
+        try:
+            seconds = store(path.resolve())
+        except CellExecutionError as error:
+            print(
+                f"{path.name} FAILED, its file is unchanged\n{error}", file=sys.stderr
+            )
+            failed = True
+            continue
+        over = " OVER THE BUDGET" if seconds > BUDGET_S else ""
+        print(f"stored {path.name}: {seconds:.0f} s{over}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
