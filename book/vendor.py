@@ -34,8 +34,10 @@ PACKAGES = [
             "html-manager/embed.js.LICENSE.txt": "dist/embed.js.LICENSE.txt",
             # Font Awesome, solid and regular: the faces that the controls' icons use.
             # The other formats of these faces are for browsers without WOFF2.
-            "html-manager/1551f4f60c37af51121f.woff2": "dist/1551f4f60c37af51121f.woff2",
-            "html-manager/7a3337626410ca2f4071.woff2": "dist/7a3337626410ca2f4071.woff2",
+            **{
+                f"html-manager/{face}.woff2": f"dist/{face}.woff2"
+                for face in ("1551f4f60c37af51121f", "7a3337626410ca2f4071")
+            },
         },
     ),
     (

@@ -1,9 +1,9 @@
 """The book's own Sphinx extension.
 
-It draws what must not be typed by hand, from the ledger, the notebooks' stored outputs
-and the recorded runs, each time the book is built: `{chapter-cards}`, `{ledger-totals}`,
-`{scorecard}`, `{run-times}` and `{recorded-runs}`. It also gives every cell that checks a
-claim an anchor, so that the scorecard can point at the evidence.
+It draws what must not be typed by hand, from the ledger, the notebooks' stored
+outputs, the recorded runs and the library, each time the book is built. It also gives
+every cell that checks a claim an anchor, so that the scorecard can point at the
+evidence. `directives.py` holds the directives, `sources.py` what they read.
 """
 
 import base64
@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 
 from docutils import nodes
+from icml25.core import claims
 from PIL import Image
 from sphinx.application import Sphinx
 
-from icml25.core import claims
 from icml25_book import directives, sources
 
 _CARD_SIZE = (720, 480)
@@ -44,8 +44,10 @@ def _anchor_claims(app: Sphinx, doctree: nodes.document) -> None:
             node["ids"].extend(ids.get(node["cell_index"], []))
 
 
-def _trim_scripts(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
-    """Add the filter where there is a scorecard; drop Thebe, which needs the network."""
+def _choose_scripts(
+    app: Sphinx, page: str, template: str, context: dict, doctree
+) -> None:
+    """Add the scorecard's filter; drop Thebe, which needs the network."""
     if "icml25-ledger" in context.get("body", ""):
         app.add_js_file("scorecard.js", defer="defer")
     context["script_files"] = [
@@ -76,6 +78,6 @@ def setup(app: Sphinx) -> dict[str, bool | str]:
     app.connect("source-read", _drop_claim_data)
     app.connect("doctree-read", _anchor_claims)
     # After the extensions that add the scripts.
-    app.connect("html-page-context", _trim_scripts, priority=900)
+    app.connect("html-page-context", _choose_scripts, priority=900)
     app.connect("build-finished", _write_card_figures)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,15 +1,24 @@
 """The directives that write the generated parts of the book as HTML."""
 
 from html import escape
+from importlib import import_module
+from importlib.util import find_spec
 
 from docutils import nodes
-from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
 from icml25.core import claims, records
-from icml25_book.sources import VERDICTS, Chapter, chapters, count, files
 from sphinx.util.docutils import SphinxDirective
 
+from icml25_book.sources import VERDICTS, Chapter, chapters, count, files
+
+FLOOR = ("runtime", "claims", "records", "data", "figures", "explore")
 _MARKS = {"shown": "✓", "reduced": "✓", "missed": "✗", "open": "·"}
-_LABELS = {"shown": "shown", "reduced": "reduced", "missed": "not shown", "open": "not yet"}
+_LABELS = {
+    "shown": "shown",
+    "reduced": "reduced",
+    "missed": "not shown",
+    "open": "not yet",
+}
 
 
 class _Generated(SphinxDirective):
@@ -123,7 +132,9 @@ class Scorecard(_Generated):
         if "cell" in row and chapter.is_there:
             section = escape(row["section"] or chapter.name)
             link = self.href(chapter.docname, f"claim-{row['id']}")
-            where = f'<p class="icml25-where">Shown in <a href="{link}">{section}</a></p>'
+            where = (
+                f'<p class="icml25-where">Shown in <a href="{link}">{section}</a></p>'
+            )
         return (
             f'<tr role="row" data-claim="{row["id"]}" data-verdict="{css}">'
             f'<th scope="row" role="rowheader"><code>{row["id"]}</code> '
@@ -157,11 +168,38 @@ class RunTimes(_Generated):
         )
 
 
+class ApiModules(SphinxDirective):
+    """The documented names of the floor and of every paper module that is there."""
+
+    has_content = False
+
+    def run(self) -> list[nodes.Node]:
+        modules = [f"icml25.core.{name}" for name in FLOOR]
+        modules += [f"icml25.{entry['slug']}" for entry in claims.load()["chapters"]]
+        return [self._section(name) for name in modules if find_spec(name)]
+
+    def _section(self, module: str) -> nodes.section:
+        section = nodes.section(
+            "", nodes.title("", module), ids=[nodes.make_id(module)]
+        )
+        # A package re-exports what its files define; `__all__` says what is public.
+        has_exports = hasattr(import_module(module), "__all__")
+        exported = "   :imported-members:\n" if has_exports else ""
+        text = f"""
+```{{eval-rst}}
+.. automodule:: {module}
+   :members:
+{exported}```
+"""
+        lines = StringList(text.splitlines(), source=self.get_source_info()[0])
+        self.state.nested_parse(lines, self.content_offset, section)
+        return section
+
+
 class RecordedRuns(_Generated):
     """The recorded runs of one chapter, or of all, with their provenance."""
 
     optional_arguments = 1
-    option_spec = {"class": directives.class_option}
 
     def draw(self, book: list[Chapter]) -> str:
         wanted = self.arguments[0] if self.arguments else None
@@ -246,4 +284,5 @@ DIRECTIVES = {
     "scorecard": Scorecard,
     "run-times": RunTimes,
     "recorded-runs": RecordedRuns,
+    "api-modules": ApiModules,
 }
