@@ -57,7 +57,7 @@ class ChapterCards(_Generated):
             f"{self._figure(chapter)}"
             '<div class="icml25-card-text">'
             f'<p class="icml25-card-head"><span>{chapter.number:02d}</span>'
-            f"<span>{_duration(chapter.run_seconds) or 'not yet'}</span></p>"
+            f"<span>{_duration(chapter.run_seconds)}</span></p>"
             f'<p class="icml25-card-name" role="heading" aria-level="3">{name}</p>'
             f"<p>{escape(chapter.question)}</p>"
             f"{_counts(chapter)}"
@@ -239,7 +239,7 @@ def _counts(chapter: Chapter) -> str:
 
 def _evidence(row: dict) -> str:
     if row["verdict"] == claims.NOT_YET:
-        return "<p>No run stands behind this row yet.</p>"
+        return ""
     parts = [
         ("", row["measured"]),
         ("Needed: ", row.get("expected")),
