@@ -33,23 +33,23 @@ def build(shared: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         log = shared / "book.log"
         if not log.exists():
-            log.write_text(_build())
+            log.write_text(run(ROOT))
     if text := log.read_text():
         raise RuntimeError(f"the book does not build:\n{text}")
     return HTML
 
 
-def _build() -> str:
-    """Build; the output where it failed, nothing where it did not."""
-    # Jupyter Book forgets the warnings of pages that it did not have to read again.
-    shutil.rmtree(ROOT / "_build", ignore_errors=True)
+def run(root: Path) -> str:
+    """Build the book under ``root``: its output where that failed, else nothing."""
+    # Jupyter Book forgets the warnings of pages that it does not have to read again.
+    shutil.rmtree(root / "_build", ignore_errors=True)
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("jupyter-book")),
-            *("build", str(ROOT), "-n", "-W", "--keep-going", "--quiet"),
+            *("build", str(root), "-n", "-W", "--keep-going", "--quiet"),
         ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "lib")},
         capture_output=True,
         text=True,
     )
