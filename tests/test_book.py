@@ -1,12 +1,14 @@
 """The built pages: all there, whole without a network, and true to the runs."""
 
 import json
+import re
 import shutil
 import sys
 
 import built_book
 import page_rules as rules
 import pytest
+import yaml
 from built_book import ROOT
 from icml25.core import claims
 
@@ -156,6 +158,13 @@ def test_every_paper_is_in_the_bibliography(parsed):
     text = parsed["book/bibliography"].get_text()
     for chapter in claims.load()["chapters"]:
         assert chapter["title"].split(":")[0].lower() in text.lower()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_launch_buttons_wait_for_the_public_address(parsed, name):
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    launch = parsed[name].find_all("a", href=re.compile("mybinder|colab"))
+    assert bool(launch) == bool(config["repository"]["url"])
 
 
 # --- the vendored files ---
