@@ -231,6 +231,7 @@ def test_a_widget_without_its_state_is_seen():
         "<p>$$ x $$</p>",
         "<p>{cite}`he2025subspace`</p>",
         "<p>:::{prf:theorem}</p>",
+        "<p>| run | loss | | :-- | --: | | GoLore | 0.1 |</p>",
         "<pre>Traceback (most recent call last):</pre>",
     ],
 )
