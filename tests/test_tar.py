@@ -14,8 +14,10 @@ from icml25 import tar
 from icml25.core import make_generator
 from icml25.tar.experiments import (
     CBAS_SMALL,
+    CostConfig,
     ShiftConfig,
     candidates,
+    epoch_cost,
     make_task,
     mean_and_error,
     train_task,
@@ -776,6 +778,13 @@ def test_run_shifts_reports_every_task_and_candidate():
     assert {name.split()[0] for name in table} == set(tar.choose(table))
     assert all(len(v) == 1 for row in table.values() for v in row.values())
     assert "cbas/concept TAR" in metrics
+
+
+def test_epoch_cost_times_both_methods():
+    small = CostConfig(200, 400, 30, 100, hidden=4, steps=2, repeats=3)
+    cost = epoch_cost(small, device=torch.device("cpu"), seed=0)
+    assert cost["ratio"] == pytest.approx(cost["tar_s"] / cost["erm_s"])
+    assert 0 < cost["edges"] < 400
 
 
 def test_models_and_objectives_must_agree_in_number():
