@@ -17,7 +17,7 @@ def rows() -> list[dict]:
 
 
 def _alternate(*calls: Callable[[], object], repeats: int = 15) -> list[float]:
-    """Median CPU seconds of each call, taken in turns: a busy machine hits all alike."""
+    """Median CPU seconds of each call, in turns: a busy machine hits all alike."""
     for call in calls:
         call()
     times: list[list[float]] = [[] for _ in calls]
