@@ -16,6 +16,8 @@ from .bases import SKETCHES, singular_basis
 
 RefreshGrads = Callable[[list[Tensor]], Sequence[Tensor]]
 
+_TINY = 1 << 14  # numbers in a bucket; below it a stacked copy is cheaper than a loop
+
 
 @dataclass
 class _Bucket:
@@ -43,7 +45,8 @@ class SubspaceOptimizer(Optimizer):
     Parameters with the same shape live in one bucket, whose moments are one stacked
     tensor: the moment update is a handful of kernels per bucket. Per matrix a step is
     two thin products, the second of which (``addmm_``) projects back, scales, decays
-    and updates the weight in place. No temporary has the weight's size.
+    and updates the weight in place. No temporary has the weight's size (but buckets of
+    at most 16 384 numbers are stacked, since there launches are what costs).
     """
 
     def __init__(
@@ -338,25 +341,32 @@ class SubspaceOptimizer(Optimizer):
     def _project(self, bucket: _Bucket) -> Tensor:
         """R = P^T G, (k, r, n), or R = G P, (k, m, r), for the whole bucket."""
         bases = bucket.state["basis"]
-        shape = (bases.shape[-1], bucket.params[0].shape[1])
-        if not bucket.is_left:
-            shape = (bucket.params[0].shape[0], bases.shape[-1])
+        if _is_tiny(bucket):
+            grads = torch.stack([p.grad for p in bucket.params]).to(bases.dtype)
+            return bases.mT @ grads if bucket.is_left else grads @ bases
+        m, n = bucket.params[0].shape
+        rank = bases.shape[-1]
+        shape = (rank, n) if bucket.is_left else (m, rank)
         low = bases.new_empty(len(bucket.params), *shape)
         for p, basis, out in zip(bucket.params, bases, low, strict=True):
             a, b = (basis.mT, p.grad) if bucket.is_left else (p.grad, basis)
             if a.dtype == b.dtype == out.dtype:
                 torch.mm(a, b, out=out)
-            else:
+            else:  # half-precision weights: cast the thin factor, not the gradient
                 out.copy_(a.to(p.grad.dtype) @ b.to(p.grad.dtype))
         return low
 
     def _project_back(self, bucket: _Bucket, low: Tensor, lr: float) -> None:
         """X <- (1 - lr wd) X - lr scale (P N or N P^T), one fused product a matrix."""
-        group = bucket.group
+        group, bases = bucket.group, bucket.state["basis"]
         decay = 1 - group["lr"] * group["weight_decay"]
-        for p, basis, update in zip(
-            bucket.params, bucket.state["basis"], low, strict=True
-        ):
+        if _is_tiny(bucket):
+            update = bases @ low if bucket.is_left else low @ bases.mT
+            if decay != 1:
+                torch._foreach_mul_(bucket.params, decay)
+            torch._foreach_add_(bucket.params, list(update), alpha=-lr)
+            return
+        for p, basis, update in zip(bucket.params, bases, low, strict=True):
             a, b = (basis, update) if bucket.is_left else (update, basis.mT)
             p.addmm_(a.to(p.dtype), b.to(p.dtype), beta=decay, alpha=-lr)
 
@@ -364,6 +374,11 @@ class SubspaceOptimizer(Optimizer):
 def _is_due(bucket: _Bucket) -> bool:
     group = bucket.group
     return group["rank"] is not None and bucket.step % group["update_interval"] == 0
+
+
+def _is_tiny(bucket: _Bucket) -> bool:
+    """Launches cost more than arithmetic: stack the whole bucket into one product."""
+    return len(bucket.params) * bucket.params[0].numel() <= _TINY
 
 
 def _is_random(bucket: _Bucket) -> bool:

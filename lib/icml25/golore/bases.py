@@ -1,4 +1,4 @@
-"""Orthonormal bases of the projected subspace: singular, Haar, and two cheap sketches."""
+"""Orthonormal bases of the subspace: singular, Haar, and two cheap sketches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
 
 
 def singular_basis(

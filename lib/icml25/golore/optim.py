@@ -132,18 +132,22 @@ class GoLore(SubspaceOptimizer):
 
     def _dense_step(self, bucket: _Bucket) -> None:
         group, state, params = bucket.group, bucket.state, bucket.params
-        is_full_precision = params[0].dtype in (torch.float32, torch.float64)
-        exact = {} if is_full_precision else {"foreach": False}
-        weights = params if is_full_precision else [p.float() for p in params]
+        is_half = params[0].dtype not in (torch.float32, torch.float64)
+        weights = [p.float() for p in params] if is_half else params
+        grads = [p.grad.to(w.dtype) for p, w in zip(params, weights, strict=True)]
+        # torch's fused kernel walks raw memory; anything strided takes the other path.
+        is_plain = all(t.is_contiguous() for t in (*weights, *grads))
         adamw(
             weights,
-            [p.grad.to(w.dtype) for p, w in zip(params, weights, strict=True)],
+            grads,
             state["exp_avg"],
             state["exp_avg_sq"],
             [],
             list(state["step"]),
-            fused=is_full_precision,
-            **exact,
+            fused=is_plain,
+            foreach=not is_plain,
+            # the counters live with the weights, so that no step waits for a device
+            capturable=params[0].device.type != "cpu" and not is_plain,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -152,9 +156,8 @@ class GoLore(SubspaceOptimizer):
             eps=group["eps"],
             maximize=False,
         )
-        if not is_full_precision:
-            for p, weight in zip(params, weights, strict=True):
-                p.copy_(weight)
+        if is_half:
+            torch._foreach_copy_(params, weights)
 
 
 class GoLoreSGD(SubspaceOptimizer):
@@ -298,8 +301,7 @@ def split_param_groups(
     dense = [(n, p) for n, p in named if id(p) not in chosen]
     if not projected:
         raise ValueError(
-            f"include={tuple(include)} matches no nn.Linear of the model; its Linear "
-            f"modules are {[n for n, m in model.named_modules() if isinstance(m, nn.Linear)][:8]}"
+            f"include={tuple(include)} matches no nn.Linear of {type(model).__name__}"
         )
     groups: list[dict[str, Any]] = [{"params": projected}]
     return groups + ([{"params": dense, "rank": None}] if dense else [])

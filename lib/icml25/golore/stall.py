@@ -27,7 +27,7 @@ class StallConfig:
     lr: float = 3e-3  # eta
     update_interval: int = 10  # tau
     num_steps: int = 4_000  # T
-    num_replicas: int = 4  # independent noise and bases, run at once
+    num_replicas: int = 3  # independent noise and bases, run at once
     refresh_batch: int = 1_000  # samples a large-batch basis is taken from
     log_every: int = 20
 
@@ -37,67 +37,103 @@ PAPER = StallConfig(
     lr=3e-5, update_interval=100, num_steps=200_000, num_replicas=1, log_every=100
 )
 
-_FULL = {"rank": None, "switch_step": None}
-_GALORE = {"switch_step": None}
+
+@dataclass(frozen=True)
+class _Setting:
+    """One run: the optimiser's options, the law of the noise, the refresh batch."""
+
+    options: dict[str, Any]
+    law: str = "blocked"
+    refresh_batch: int = 1
 
 
-class _Replicas:
-    """Independent runs of one setting, held in one stacked tensor.
+_FULL = _Setting({"rank": None, "switch_step": None})
+_GALORE = _Setting({"switch_step": None})
+_GOLORE = _Setting({"switch_step": 0})
 
-    Parameters and their gradients are views of (R, n, n) tensors, so that one batched
-    formula fills all gradients and the optimiser sees ordinary parameters.
+
+class _Ensemble:
+    """All settings and their replicas in one stacked tensor, advanced together.
+
+    Parameters and gradients are views of (settings, replicas, n, n) tensors: one
+    batched formula fills every gradient, and the optimiser sees ordinary parameters.
     """
 
     def __init__(
         self,
         problem: StallProblem,
-        options: dict[str, Any],
+        settings: dict[str, _Setting],
         config: StallConfig,
         *,
-        optimizer: str,
+        optimizer: type[GoLore] | type[GoLoreSGD] = GoLoreSGD,
         generator: torch.Generator,
         seed: int,
-        law: str = "blocked",
-        refresh_batch: int = 1,
     ) -> None:
-        self.problem, self.law, self._generator = problem, law, generator
-        shape = (config.num_replicas, config.n, config.n)
+        self.problem, self.settings, self.config = problem, settings, config
+        self._generator = generator
+        shape = (len(settings), config.num_replicas, config.n, config.n)
         self.x = problem.start.expand(shape).clone()
         self._grads = torch.zeros_like(self.x)
-        params = [torch.nn.Parameter(x) for x in self.x]
-        for p, grad in zip(params, self._grads, strict=True):
-            p.grad = grad
-        options = {
-            "rank": config.rank,
-            "update_interval": config.update_interval,
-            "side": "left",
-            "projection": "svd",
-            "seed": seed,
-            "refresh_grads": self._large_batch if refresh_batch > 1 else None,
-            **options,
-        }
-        self._refresh_batch = refresh_batch
-        if optimizer == "adamw":
-            self._optimizer = GoLore(params, config.lr, eps=1e-8, **options)
-        else:
-            self._optimizer = GoLoreSGD(params, config.lr, **options)
+        shared, own = [], []
+        for setting, x, grads in zip(
+            settings.values(), self.x, self._grads, strict=True
+        ):
+            params = [torch.nn.Parameter(one) for one in x]
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+            group = {"params": params, **setting.options}
+            if setting.refresh_batch == 1:
+                shared.append(group)
+            else:  # refresh_grads belongs to an optimiser, not to a group
+                own.append(([group], self._large_batch(setting, x)))
+        self._optimizers = [
+            optimizer(
+                groups,
+                config.lr,
+                switch_step=None,
+                rank=config.rank,
+                update_interval=config.update_interval,
+                side="left",
+                projection="svd",
+                seed=seed,
+                refresh_grads=refresh_grads,
+            )
+            for groups, refresh_grads in ([(shared, None)] if shared else []) + own
+        ]
 
-    def _large_batch(self, params: list[Tensor]) -> list[Tensor]:
-        del params  # always all of them: replicas share their history
-        grads = self.problem.noisy_grad(
-            self.x,
-            generator=self._generator,
-            num_samples=self._refresh_batch,
-            law=self.law,
-        )
-        return list(grads)
+    def _large_batch(self, setting: _Setting, x: Tensor) -> Callable:
+        def refresh_grads(params: list[Tensor]) -> list[Tensor]:
+            del params  # always all replicas: they share their history
+            grads = self.problem.noisy_grad(
+                x,
+                generator=self._generator,
+                num_samples=setting.refresh_batch,
+                law=setting.law,
+            )
+            return list(grads)
+
+        return refresh_grads
 
     def step(self) -> None:
-        noisy = self.problem.noisy_grad(
-            self.x, generator=self._generator, law=self.law
-        )
-        self._grads.copy_(noisy)
-        self._optimizer.step()
+        self._grads.copy_(self.problem.noisy_grad(self.x, generator=self._generator))
+        for i, setting in enumerate(self.settings.values()):
+            if setting.law != "blocked":
+                self._grads[i] = self.problem.noisy_grad(
+                    self.x[i], generator=self._generator, law=setting.law
+                )
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def run(self, desc: str) -> dict[str, Tensor]:
+        """Loss of every setting before each logged step and at the end: (logs, R)."""
+        losses = []
+        for step in progress(range(self.config.num_steps), desc):
+            if step % self.config.log_every == 0:
+                losses.append(self.problem.loss(self.x))
+            self.step()
+        losses.append(self.problem.loss(self.x))
+        stacked = torch.stack(losses, 1)  # (settings, logs, R)
+        return dict(zip(self.settings, stacked, strict=True))
 
 
 def _problem(config: StallConfig, device: torch.device) -> StallProblem:
@@ -111,23 +147,6 @@ def _problem(config: StallConfig, device: torch.device) -> StallProblem:
     return problem.to(device)
 
 
-def _simulate(
-    runs: dict[str, _Replicas], config: StallConfig, desc: str
-) -> dict[str, Tensor]:
-    """Loss of every run before each logged step and at the end: (logs + 1, R)."""
-    losses: dict[str, list[Tensor]] = {name: [] for name in runs}
-    for step in progress(range(config.num_steps), desc):
-        if step % config.log_every == 0:
-            for name, run in runs.items():
-                losses[name].append(run.problem.loss(run.x))
-        for run in runs.values():
-            run.step()
-    return {
-        name: torch.stack([*losses[name], run.problem.loss(run.x)])
-        for name, run in runs.items()
-    }
-
-
 def _summary(loss: Tensor) -> dict[str, Any]:
     """Plain numbers: the mean curve, and mean and extremes of the last value."""
     return {
@@ -138,7 +157,7 @@ def _summary(loss: Tensor) -> dict[str, Any]:
     }
 
 
-def _level(config: StallConfig, problem: StallProblem) -> dict[str, float]:
+def _level(problem: StallProblem) -> dict[str, float]:
     return {
         "f_0": problem.loss(problem.start).item(),
         "f_star": problem.f_star,
@@ -169,32 +188,27 @@ def run_stall(
     """
     problem = _problem(config, torch.device(device))
     last = config.num_steps
-    settings: dict[str, tuple[dict, dict]] = {
-        "full": (_FULL, {}),
-        "galore": (_GALORE, {}),
-        "large batch": (_GALORE, {"refresh_batch": config.refresh_batch}),
-        "isotropic": (_GALORE, {"law": "isotropic"}),
-        "golore@50": ({"switch_step": last // 2}, {}),
-        "golore@75": ({"switch_step": last // 4}, {}),
-        "golore@100": ({"switch_step": 0}, {}),
+    settings = {
+        "full": _FULL,
+        "galore": _GALORE,
+        "large batch": replace(_GALORE, refresh_batch=config.refresh_batch),
+        "isotropic": replace(_GALORE, law="isotropic"),
+        "golore@50": _Setting({"switch_step": last // 2}),
+        "golore@75": _Setting({"switch_step": last // 4}),
+        "golore@100": _GOLORE,
     }
-    result: dict[str, Any] = {**_level(config, problem), "steps": _steps(config)}
-    for optimizer in ("sgd", "adamw"):
-        generator = make_generator(seed, device)
-        runs = {
-            name: _Replicas(
-                problem,
-                options,
-                config,
-                optimizer=optimizer,
-                generator=generator,
-                seed=seed,
-                **source,
-            )
-            for name, (options, source) in settings.items()
-        }
-        losses = _simulate(runs, config, f"counterexample, {optimizer}")
-        result[optimizer] = {name: _summary(loss) for name, loss in losses.items()}
+    result: dict[str, Any] = {**_level(problem), "steps": _steps(config)}
+    for name, optimizer in (("sgd", GoLoreSGD), ("adamw", GoLore)):
+        ensemble = _Ensemble(
+            problem,
+            settings,
+            config,
+            optimizer=optimizer,
+            generator=make_generator(seed, device),
+            seed=seed,
+        )
+        losses = ensemble.run(f"counterexample, {name}")
+        result[name] = {run: _summary(loss) for run, loss in losses.items()}
     return result
 
 
@@ -209,35 +223,22 @@ def run_sweeps(
         all with momentum SGD; and the levels of :func:`run_stall`. Keys are strings.
     """
     problem = _problem(config, torch.device(device))
-    generator = make_generator(seed, device)
-
-    def run(options: dict[str, Any], **source: Any) -> _Replicas:
-        return _Replicas(
-            problem,
-            options,
-            config,
-            optimizer="sgd",
-            generator=generator,
-            seed=seed,
-            **source,
-        )
-
-    runs: dict[str, _Replicas] = {}
+    settings: dict[str, _Setting] = {}
     for batch in (1, 4, 16, 64, 256, 1024):
-        runs[f"batch/{batch}"] = run(_GALORE, refresh_batch=batch)
+        settings[f"batch/{batch}"] = replace(_GALORE, refresh_batch=batch)
     for rank in (2, 4, 6, 8):
-        runs[f"rank/{rank}/galore"] = run({**_GALORE, "rank": rank})
-        runs[f"rank/{rank}/golore"] = run({"switch_step": 0, "rank": rank})
-    for interval in (1, 10, 50):
+        for name, setting in (("galore", _GALORE), ("golore", _GOLORE)):
+            options = {**setting.options, "rank": rank}
+            settings[f"rank/{rank}/{name}"] = _Setting(options)
+    for interval in (2, 10, 50):
         for name, reproject in (("with", True), ("without", False)):
-            options = {
-                "switch_step": 0,
-                "update_interval": interval,
-                "reproject": reproject,
-            }
-            runs[f"reproject/{interval}/{name}"] = run(options)
-    result: dict[str, Any] = _level(config, problem)
-    for path, loss in _simulate(runs, config, "sweeps").items():
+            options = {"update_interval": interval, "reproject": reproject}
+            options = {**_GOLORE.options, **options}
+            settings[f"reproject/{interval}/{name}"] = _Setting(options)
+    generator = make_generator(seed, device)
+    ensemble = _Ensemble(problem, settings, config, generator=generator, seed=seed)
+    result: dict[str, Any] = _level(problem)
+    for path, loss in ensemble.run("sweeps").items():
         *parents, leaf = path.split("/")
         place = result
         for part in parents:
@@ -250,7 +251,7 @@ def run_sweeps(
 class BoundConfig(StallConfig):
     """The bound is checked at its own step size, for several intervals."""
 
-    num_replicas: int = 8
+    num_replicas: int = 4
     intervals: tuple[int, ...] = (1, 5, 10, 50)
 
 
@@ -264,13 +265,13 @@ def check_bound(
 
     Returns:
         ``rows``: for each interval ``update_interval``, ``lr``, ``bound``, and the
-        measured left-hand side (mean over replicas of the average squared gradient at
-        the refreshes) of ``golore`` and ``galore``, with ``golore_highest``, the
-        largest replica.
+        measured left-hand side (the average squared gradient at the refreshes, mean
+        over replicas) of ``golore`` and ``galore``; ``golore_highest`` and
+        ``galore_highest`` are the largest replica.
     """
     problem = _problem(config, torch.device(device))
     delta = config.rank / config.n
-    rows = []
+    rows, settings = [], {}
     for interval in config.intervals:
         theorem = {
             "smoothness": problem.smoothness,
@@ -281,34 +282,28 @@ def check_bound(
             "noise": delta * problem.noise_power,
         }
         lr = golore_lr(**theorem)
-        at = replace(
-            config, lr=lr, update_interval=interval, log_every=interval
-        )
-        generator = make_generator(seed, device)
-        runs = {
-            name: _Replicas(
-                problem,
-                {"switch_step": switch, "momentum": 0.0, "dampening": 0.0},
-                at,
-                optimizer="sgd",
-                generator=generator,
-                seed=seed,
-            )
-            for name, switch in (("golore", 0), ("galore", None))
-        }
-        losses = _simulate(runs, at, f"bound, tau = {interval}")
-        # ||grad f||^2 = 2 (f - f*), logged at the refresh points only
-        means = {k: 2 * (v[:-1] - problem.f_star).mean(0) for k, v in losses.items()}
-        rows.append(
-            {
-                "update_interval": interval,
-                "lr": lr,
-                "bound": golore_bound(delta=delta, lr=lr, **theorem),
-                "golore": means["golore"].mean().item(),
-                "golore_highest": means["golore"].max().item(),
-                "galore": means["galore"].mean().item(),
-            }
-        )
+        bound = golore_bound(delta=delta, lr=lr, **theorem)
+        rows.append({"update_interval": interval, "lr": lr, "bound": bound})
+        plain = {"lr": lr, "update_interval": interval, "momentum": 0.0}
+        for name, setting in (("golore", _GOLORE), ("galore", _GALORE)):
+            options = {**setting.options, **plain, "dampening": 0.0}
+            settings[f"{name}/{interval}"] = _Setting(options)
+    ensemble = _Ensemble(
+        problem,
+        settings,
+        replace(config, log_every=1),
+        generator=make_generator(seed, device),
+        seed=seed,
+    )
+    losses = ensemble.run("bound")
+    for row in rows:
+        interval = row["update_interval"]
+        for name in ("golore", "galore"):
+            # ||grad f||^2 = 2 (f - f*), averaged over the refresh points
+            at_refresh = losses[f"{name}/{interval}"][:-1:interval]
+            average = 2 * (at_refresh - problem.f_star).mean(0)
+            row[name] = average.mean().item()
+            row[f"{name}_highest"] = average.max().item()
     return {"rows": rows}
 
 
@@ -334,19 +329,12 @@ def compare_sketches(
     """
     problem = _problem(config, torch.device(device))
     generator = make_generator(seed, device)
-    runs = {
-        name: _Replicas(
-            problem,
-            {"switch_step": 0, "sketch": name},
-            config,
-            optimizer="sgd",
-            generator=generator,
-            seed=seed,
-        )
-        for name in SKETCHES
+    settings = {
+        name: _Setting({**_GOLORE.options, "sketch": name}) for name in SKETCHES
     }
-    losses = _simulate(runs, config, "sketches")
-    result: dict[str, Any] = _level(config, problem)
+    ensemble = _Ensemble(problem, settings, config, generator=generator, seed=seed)
+    losses = ensemble.run("sketches")
+    result: dict[str, Any] = _level(problem)
     for name, sample in SKETCHES.items():
         result[name] = {
             **sketch_facts(sample, config.n, config.rank, config.num_draws, generator),

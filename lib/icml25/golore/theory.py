@@ -201,8 +201,8 @@ def golore_bound(
         "noise": noise,
     }
     for name, value in known.items():
-        may_vanish = name in ("gap", "noise")
-        if not (0 <= value if may_vanish else 0 < value) or not math.isfinite(value):
+        smallest = 0 if name in ("gap", "noise") else 5e-324  # the least positive
+        if not smallest <= value < math.inf:
             raise ValueError(f"{name} is out of range: {value}")
     if delta > 1:
         raise ValueError(f"delta must be at most 1, got {delta}")
