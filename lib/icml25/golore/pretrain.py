@@ -76,9 +76,9 @@ def run_pretrain(
 ) -> dict[str, Any]:
     """Validation loss and optimiser memory of the three methods, same data and start.
 
-    Runs through ``accelerate``: ``accelerate launch -m icml25 run golore --scale paper``
-    uses every device it is given (divide ``accumulate`` by their number to keep the
-    paper's batch).
+    Runs through ``accelerate``:
+    ``accelerate launch -m icml25 run golore --scale paper`` uses every device it
+    is given (divide ``accumulate`` by their number to keep the paper's batch).
 
     Args:
         config: what to train. ``corpus="generated"`` needs no text: tokens of a random
@@ -236,9 +236,7 @@ class _Sequences(IterableDataset):
         return self._make()
 
 
-def _corpus(
-    config: PretrainConfig, seed: int
-) -> tuple[_Sequences, _Sequences, int]:
+def _corpus(config: PretrainConfig, seed: int) -> tuple[_Sequences, _Sequences, int]:
     """Training and validation sequences, and the size of the vocabulary."""
     if config.corpus == "c4":
         return (*_c4(config, seed), config.vocab_size or 32_000)
