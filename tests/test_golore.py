@@ -623,11 +623,17 @@ def test_bases_depend_on_seed_position_and_count_only():
     assert not torch.equal(bases[0][0], bases[0][1])
 
 
-def replica(rank, folder, projection):
+def replica(rank, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/sync", rank=rank, world_size=2
     )
+    for projection in ("svd", "rsvd"):
+        train_replica(rank, f"{folder}/{projection}", projection)
+    torch.distributed.destroy_process_group()
+
+
+def train_replica(rank, path, projection):
     torch.manual_seed(0)
     model = nn.Sequential()
     model.add_module("mlp", nn.Linear(9, 6))
@@ -648,16 +654,15 @@ def replica(rank, folder, projection):
         parallel(torch.randn(8, 9)).square().sum().backward()  # own data
         optimizer.step()
     state = [v for p in model.parameters() for v in optimizer.state[p].values()]
-    torch.save([*model.parameters(), *state], f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    torch.save([*model.parameters(), *state], f"{path}{rank}.pt")
 
 
-@pytest.mark.parametrize("projection", ["svd", "rsvd"])
-def test_data_parallel_replicas_stay_bitwise_equal(projection, tmp_path):
-    torch.multiprocessing.spawn(replica, (str(tmp_path), projection), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    assert len(first) > 6
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+def test_data_parallel_replicas_stay_bitwise_equal(tmp_path):
+    torch.multiprocessing.spawn(replica, (str(tmp_path),), nprocs=2)
+    for projection in ("svd", "rsvd"):
+        first, second = (torch.load(tmp_path / f"{projection}{r}.pt") for r in (0, 1))
+        assert len(first) > 6
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # Optimisers: bad input
@@ -722,11 +727,12 @@ def test_bad_gradient_at_a_singular_refresh_changes_nothing(value):
     optimizer = GoLore(groups, switch_step=None, rank=2, update_interval=1)
     feed(params, make(1))
     optimizer.step()
-    before = copy.deepcopy((params, optimizer.state_dict()))
+    before = copy.deepcopy((params, optimizer.state_dict()["state"]))
     params[0].grad[2, 3] = value
     with pytest.raises(ValueError, match=r"'body.weight' \(6, 9\) is not finite"):
         optimizer.step()
-    torch.testing.assert_close((params, optimizer.state_dict()), before, rtol=0, atol=0)
+    after = (params, optimizer.state_dict()["state"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 def test_bad_gradient_never_reaches_a_random_basis():
@@ -979,19 +985,24 @@ def run(name, config):
 
 
 def test_counterexample_run_shows_the_stall():
-    result = run("stall", small("stall", num_steps=1_500, num_replicas=2))
-    assert result["steps"][-1] == 1_500
+    config = small("stall", num_steps=2_000, num_replicas=2, lr=6e-3)
+    result = run("stall", config)
+    assert result["steps"][-1] == 2_000
     for optimizer in ("sgd", "adamw"):
         runs = result[optimizer]
         assert all(len(r["curve"]) == len(result["steps"]) for r in runs.values())
         # a component freezes between sigma (1 - lr)^(tau + 1 / b1) and sigma
-        slack = 0.5 * 4 * (1 - (1 - 3e-3) ** (2 * (10 + 10)))
+        slack = 0.5 * 4 * (1 - (1 - config.lr) ** (2 * (10 + 10)))
         stalled = runs["galore"]
         assert stalled["lowest"] >= result["f_stall"] - slack
-        assert runs["full"]["highest"] < stalled["lowest"] - 1
-        assert runs["golore@100"]["highest"] < stalled["lowest"] - 0.5
-    again = run("stall", small("stall", num_steps=1_500, num_replicas=2))
-    assert again == result
+        assert runs["full"]["highest"] < result["f_star"] + 0.01
+        for name in ("large batch", "isotropic", "golore@75", "golore@100"):
+            assert runs[name]["highest"] < result["f_star"] + 0.3
+
+
+def test_runs_repeat_themselves():
+    config = small("stall", num_steps=60, num_replicas=2)
+    assert run("stall", config) == run("stall", config)
 
 
 def test_bound_run_keeps_the_theorem_and_galore_breaks_it():
@@ -1064,13 +1075,9 @@ def test_paper_run_goes_dry_on_generated_tokens():
 
 def test_paper_run_says_that_it_is_offline(monkeypatch):
     pytest.importorskip("datasets")
-    import datasets
-
-    def unreachable(*args, **kwargs):
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(RuntimeError, match="streamed from the Hugging Face hub"):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(RuntimeError, match=r"Hugging Face hub .* could not be reached"):
         run("pretrain", replace(EXPERIMENTS["pretrain"].paper, num_steps=1))
 
 

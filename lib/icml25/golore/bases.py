@@ -24,7 +24,7 @@ def singular_basis(
         matrix: $G$, shape (..., m, n), float32 or float64.
         rank: $r$, with 1 <= r <= min(m, n).
         method: ``"svd"`` (exact) or ``"rsvd"`` (a randomised range finder with one
-            power iteration: four thin products instead of a full decomposition).
+            power iteration: three thin products instead of a full decomposition).
         generator: draws the test matrix of ``"rsvd"``; not used by ``"svd"``.
 
     Returns:
@@ -52,13 +52,12 @@ def singular_basis(
     test = torch.randn(
         n, width, generator=generator, device=matrix.device, dtype=matrix.dtype
     )
-    basis = _orthonormalize(matrix @ test)  # (..., m, width)
-    # One power iteration; the QR inside keeps small directions above round-off.
-    basis = _orthonormalize(matrix @ _orthonormalize(matrix.mT @ basis))
-    # Rayleigh-Ritz inside the range: eigenvectors of (Q^T G)(Q^T G)^T, ascending.
-    inside = basis.mT @ matrix  # (..., width, n)
-    vectors = torch.linalg.eigh(inside @ inside.mT).eigenvectors
-    return basis @ vectors[..., -rank:].flip(-1)
+    # One power iteration, G G^T (G Omega): a row space first, then its image.
+    row_space = torch.linalg.qr(matrix.mT @ (matrix @ test)).Q  # (..., n, width)
+    q, triangle = torch.linalg.qr(matrix @ row_space)  # (..., m, width)
+    # The left singular vectors of G restricted to it; eigenvalues come ascending.
+    vectors = torch.linalg.eigh(triangle @ triangle.mT).eigenvectors
+    return q @ vectors[..., -rank:].flip(-1)
 
 
 def stiefel_uniform(
@@ -164,10 +163,6 @@ SKETCHES: dict[str, Callable[..., Tensor]] = {
     "coordinate": coordinate_basis,
     "hadamard": hadamard_basis,
 }
-
-
-def _orthonormalize(matrix: Tensor) -> Tensor:
-    return torch.linalg.qr(matrix).Q
 
 
 def _subset(rows, count, batch, generator, device) -> Tensor:

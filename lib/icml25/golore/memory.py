@@ -62,8 +62,7 @@ def _measure(name: str, rank: int, device: torch.device | str, seed: int) -> int
     for shapes, group_rank in zip(llama_shapes(name), (rank, None), strict=True):
         params = [torch.nn.Parameter(torch.zeros(s, device=device)) for s in shapes]
         for p in params:
-            # one shared row of zeros: only the state is of interest
-            p.grad = p.new_zeros(p.shape[-1]).expand(p.shape)
+            p.grad = torch.zeros_like(p)
         groups.append({"params": params, "rank": group_rank})
     optimizer = GoLore(groups, switch_step=0, seed=seed)
     optimizer.step()
