@@ -43,7 +43,7 @@ class TAR(ERM):
 
     :math:`\sum_i q_i\ell_i`, with q the end of :func:`~icml25.tar.weight_flow` started
     from uniform weights at *every* call; no gradient passes through q
-    (``prf:ref`` alg-tar).
+    (algorithm ``alg-tar`` of the chapter).
 
     Args:
         graph: graph of the training nodes (``from_edge_index(..., mask=...)``).
