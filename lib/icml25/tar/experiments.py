@@ -328,7 +328,7 @@ CITESEER = ShiftConfig(_shifts("CiteSeer/word"), hidden=32)
 WEBKB = ShiftConfig(_shifts("webkb", "webkb-matched"), hidden=32)
 CBAS = ShiftConfig(_shifts("cbas"), num_seeds=5, epochs=250, **_CBAS)
 CBAS_SMALL = ShiftConfig(
-    _shifts("cbas"), num_seeds=3, hidden=32, epochs=150, full_grid=False, **_CBAS
+    _shifts("cbas"), num_seeds=3, hidden=32, epochs=100, full_grid=False, **_CBAS
 )
 REGIONS = ShiftConfig(
     ("regions/0", "regions/0.2"), num_seeds=4, epochs=100, full_grid=False, **_REGIONS
