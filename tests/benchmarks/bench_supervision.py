@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import scipy.linalg
 import torch
-
 from icml25.supervision import (
     fit_outcome_reward,
     plan,

@@ -5,9 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from icml25.supervision.mdp import TabularMDP, Trajectories, _as_policy, _as_table
+from icml25.supervision.mdp import (
+    TabularMDP,
+    Trajectories,
+    _as_policy,
+    _as_table,
+    _next_state,
+    occupancy,
+)
+from icml25.supervision.transfer import _need_coverage, _ratio
 
 __all__ = [
+    "asymptotic_variance",
     "fit_outcome_reward",
     "fit_process_reward",
     "importance_estimate",
@@ -117,6 +126,48 @@ def importance_estimate(
     ratio = ratio.flatten(2).transpose(1, 2)  # (B, H, S, A) -> (B, SA, H)
     weight = ratio.gather(1, trajectories.index).prod(-1)
     return (weight * trajectories.returns).mean(1)
+
+
+def asymptotic_variance(
+    mdp: TabularMDP, policy: Tensor, policy_off: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""n times the variance of the estimated return, for Bernoulli step rewards.
+
+    Known dynamics, unrestricted step rewards, n large (``eq-price``). Step labels cost
+    :math:`\sum_h E_{off}[w_h^2 v_h]` with :math:`w_h = d_h^\pi / d_h^{off}` and noise
+    :math:`v_h = r_h (1 - r_h)`; outcomes cost :math:`E_{off}[X_*^2 \sum_h v_h]` with
+    :math:`X_* = 1 + \sum_h (w_h - \text{its mean given the state})`, the function that
+    attains :func:`mean_transfer`.
+
+    Returns:
+        For step labels and for outcomes, (B,) each.
+
+    Raises:
+        ValueError: the target visits a cell that the data never do.
+    """
+    d, d_off = occupancy(mdp, policy), occupancy(mdp, policy_off)
+    _need_coverage(d, d_off)
+    noise = mdp.reward * (1 - mdp.reward)
+    weight = _ratio(d, d_off)
+    process = (d * weight * noise).flatten(1).sum(1)
+    x = weight - _ratio(d.sum(-1), d_off.sum(-1))[..., None]
+    # By state: E[1], E[X], E[X^2] and the same times W, the noise summed so far.
+    zero = torch.zeros_like(mdp.start)
+    moments = [[mdp.start, mdp.start, mdp.start], [zero, zero, zero]]
+    for h in range(mdp.shape[1]):
+        cells = [[m[..., None] * policy_off[:, h] for m in row] for row in moments]
+        dx, dw = x[:, h], noise[:, h]
+        shifted = [
+            [m0, m1 + dx * m0, m2 + 2 * dx * m1 + dx**2 * m0] for m0, m1, m2 in cells
+        ]
+        cells = [
+            shifted[0],
+            [mw + dw * m for m, mw in zip(*shifted, strict=True)],
+        ]
+        if h < mdp.shape[1] - 1:
+            step = mdp.transition[:, h]
+            moments = [[_next_state(m, step) for m in row] for row in cells]
+    return process, cells[1][2].flatten(1).sum(1)
 
 
 def soft_optimal_policy(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from icml25.supervision.mdp import (
@@ -125,16 +126,18 @@ def second_moment(mdp: TabularMDP, policy: Tensor) -> Tensor:
     d = occupancy(mdp, policy)
     batch, horizon, states, actions = mdp.shape
     cells = states * actions
-    moment = d.new_zeros(batch, horizon * cells, horizon * cells)
-    moment.diagonal(dim1=1, dim2=2).copy_(d.flatten(1))
+    above = torch.diag_embed(d[:, 0].flatten(1))
+    columns = [torch.zeros_like(above)]
     for k in range(1, horizon):
         # All earlier layers at once: (B, kSA, SA) @ (B, SA, S) -> (B, kSA, S)
-        now = moment[:, : k * cells, (k - 1) * cells : k * cells]
-        state = now @ mdp.transition[:, k - 1].flatten(1, 2)
+        state = above @ mdp.transition[:, k - 1].flatten(1, 2)
         block = (state[..., None] * policy[:, None, k]).flatten(2)
-        moment[:, : k * cells, k * cells : (k + 1) * cells] = block
-        moment[:, k * cells : (k + 1) * cells, : k * cells] = block.mT
-    return moment
+        columns.append(block)
+        above = torch.cat([block, torch.diag_embed(d[:, k].flatten(1))], 1)
+    size = horizon * cells
+    padded = [F.pad(c, (0, 0, 0, size - c.shape[1])) for c in columns]
+    upper = torch.cat(padded, 2)
+    return upper + upper.mT + torch.diag_embed(d.flatten(1))
 
 
 def orthogonal_terms(
