@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from icml25 import supervision as sv
 from icml25.supervision.experiments import (
     LabelsConfig,

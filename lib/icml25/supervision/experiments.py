@@ -164,6 +164,7 @@ def _lemma_rows(mdp: TabularMDP, target: Tensor, off: Tensor) -> dict[str, Tenso
         "total": cover.total,
         "log10_trajectory": trajectory_coverage(mdp, target, off)
         / torch.log(worst.new_tensor(10.0)),
+        "per_coverage": worst / cover.worst,
         "ratio": worst / cover.total,
         "mean_ratio": mean / (1 + cover.chi2.sum(-1)),
         "loose_ratio": worst / (horizon**3 * cover.worst),

@@ -34,13 +34,13 @@ class ReasoningConfig:
     dim: int = 32  # width of the decoder
     num_layers: int = 2
     num_heads: int = 2
-    batch_size: int = 256
-    sft_steps: int = 400  # imitation of imperfect demonstrations
+    batch_size: int = 128
+    sft_steps: int = 500  # imitation of imperfect demonstrations
     sft_lr: float = 3e-3
     value_rollouts: int = 8000  # outcome labels that the value model sees
-    value_steps: int = 200
+    value_steps: int = 150
     value_lr: float = 3e-3
-    rl_steps: int = 60  # policy-gradient steps a reward
+    rl_steps: int = 50  # policy-gradient steps a reward
     rl_lr: float = 1e-3
     eval_every: int = 10
     eval_prompts: int = 1000
@@ -156,10 +156,16 @@ def reasoning(
 
     Returns:
         ``reference_accuracy``, ``reference_tokens``; per reward ``<kind>_accuracy`` and
-        ``<kind>_tokens`` at the end; ``curves``, the whole histories.
+        ``<kind>_tokens`` at the end; ``wait_value``, the value model's mean opinion of a
+        completion that has only waited, for 0, 1, ... tokens; ``curves``, the histories.
     """
     generator = make_generator(seed, device)
     reference, value_model = train_reference(config, generator=generator)
+    task = config.task
+    prompts = task.prompts(256, generator=generator)
+    waits = prompts.new_full((len(prompts), task.budget), task.wait)
+    with torch.no_grad():
+        opinion = value_of_prefixes(value_model, task, prompts, waits).sigmoid()
     curves = {}
     for kind in KINDS:
         policy = config.decoder(generator)
@@ -175,7 +181,7 @@ def reasoning(
     for kind, history in curves.items():
         metrics[f"{kind}_accuracy"] = history[-1]["accuracy"]
         metrics[f"{kind}_tokens"] = history[-1]["tokens"]
-    return {**metrics, "curves": curves}
+    return {**metrics, "wait_value": opinion.mean(0).tolist(), "curves": curves}
 
 
 def _weight(kind: str, returns: Tensor, mask: Tensor) -> Tensor:

@@ -229,7 +229,7 @@ def worst_case_transfer(
     if method == "eigh":
         values, vectors, target = _scaled_eigen(mdp, policy, policy_off)
         null = values < _NULL * mdp.shape[1]
-        _need_no_leak(_leak(vectors, target, null), d, d_off)
+        _need_no_leak(vectors, target, null, target.abs())
         whiten = vectors * values.rsqrt().masked_fill(null, 0)[:, None]
         return torch.linalg.eigvalsh(whiten.mT @ target @ whiten)[:, -1]
     operator = _WhitenedMoment(mdp, policy, d, d_off)
@@ -277,13 +277,18 @@ def _need_coverage(d: Tensor, d_off: Tensor) -> None:
         )
 
 
-def _need_no_leak(leak: Tensor, d: Tensor, d_off: Tensor) -> None:
-    # By the lemma a null direction carries at most sum C_h times nothing.
-    bound = 1e-11 * d.shape[1] * _ratio(d, d_off).flatten(2).amax(-1).sum(-1)
-    if (leak > bound).any():
-        row = int((leak > bound).nonzero()[0])
+def _need_no_leak(vectors: Tensor, target: Tensor, null: Tensor, terms: Tensor) -> None:
+    """Refuse if what counts as hidden from the data is visible to the target.
+
+    For a true null direction u the sum u^T M_pi u cancels to rounding, relative to
+    ``terms``, the absolute values of what is summed.
+    """
+    hidden = vectors * null[..., None, :]
+    seen = (hidden * (target @ hidden)).sum(-2)
+    lost = seen > 1e-9 * (hidden.abs() * (terms @ hidden.abs())).sum(-2)
+    if lost.any():
         raise ValueError(
-            f"process {row}: the target sees {leak[row].item():.1e} of a direction "
+            f"process {int(lost.nonzero()[0, 0])}: the target sees a direction of f "
             "that the data do not show to float64 precision; coverage is too close to "
             "failing to compute the worst case"
         )
@@ -344,10 +349,10 @@ class _WhitenedMoment:
         covariance = _innovation(self.transition, d_off[:, :-1]) * outer
         values, vectors = torch.linalg.eigh(covariance)
         null = values < _NULL
-        hidden = vectors * null[..., None, :]
-        seen = hidden.mT @ (_innovation(self.transition, self.d[:, :-1]) * outer)
-        leak = (seen @ hidden).diagonal(dim1=-2, dim2=-1).amax(-1)
-        _need_no_leak(leak.amax(-1), self.d, d_off)
+        target = _innovation(self.transition, self.d[:, :-1]) * outer
+        # diag(mass) - P^T d P cancels; its terms are as large as the mass of a state.
+        mass = torch.diag_embed(self.d.sum(-1)[:, 1:] * root[:, 1:] ** 2)
+        _need_no_leak(vectors, target, null, target.abs() + mass)
         inverse = values.rsqrt().masked_fill(null, 0)
         rest = (vectors * inverse[..., None, :]) @ vectors.mT
         return torch.cat([first, root[:, 1:, :, None] * rest], 1)
