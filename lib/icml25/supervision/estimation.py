@@ -63,9 +63,9 @@ def fit_outcome_reward(
     r"""Outcome supervision: the step rewards whose sums explain the outcomes best.
 
     Minimises :math:`\sum_i (\sum_h r'_h - R_i)^2 + \lambda \|r' - \text{prior}\|^2`
-    (``eq-outcome-regression``). Step rewards are not identifiable from outcomes; the
-    small ridge picks one member of the equivalence class, and all of them give every
-    policy the same value.
+    (``eq-supervision-outcome-regression``). Step rewards are not identifiable from
+    outcomes; the small ridge picks one member of the equivalence class, and all of them
+    give every covered policy the same value.
 
     Args:
         index: visited cells, (B, n, H), int64.
@@ -133,8 +133,8 @@ def asymptotic_variance(
 ) -> tuple[Tensor, Tensor]:
     r"""n times the variance of the estimated return, for Bernoulli step rewards.
 
-    Known dynamics, unrestricted step rewards, n large (``eq-price``). Step labels cost
-    :math:`\sum_h E_{off}[w_h^2 v_h]` with :math:`w_h = d_h^\pi / d_h^{off}` and noise
+    Known dynamics, unrestricted step rewards, n large (``eq-supervision-price``). Step
+    labels cost :math:`\sum_h E_{off}[w_h^2 v_h]` with :math:`w_h = d_h^\pi / d_h^{off}` and noise
     :math:`v_h = r_h (1 - r_h)`; outcomes cost :math:`E_{off}[X_*^2 \sum_h v_h]` with
     :math:`X_* = 1 + \sum_h (w_h - \text{its mean given the state})`, the function that
     attains :func:`mean_transfer`.

@@ -118,7 +118,7 @@ def hedge_mdp(
     whatever follows. Risky pays 1 at the end if action 0 (*good*) is taken in each of
     the other ``H - 1`` steps; action 1 fails for ever. The reference policy plays good
     with probability ``good_prob``. Summed Q picks safe if and only if
-    :math:`y > (1 - q^H) / (H (1 - q))` (``eq-hedge``).
+    :math:`y > (1 - q^H) / (H (1 - q))` (``eq-supervision-hedge``).
 
     Args:
         horizon: H, at least 2.

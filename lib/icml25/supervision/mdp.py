@@ -153,7 +153,7 @@ def advantage(mdp: TabularMDP, policy: Tensor) -> Tensor:
     r"""How much better an action is than the policy's own choice: :math:`Q^\mu-V^\mu`.
 
     Used as a step reward it ranks all policies as their true return does
-    (the performance difference identity, ``eq-performance-difference``).
+    (the performance difference identity, ``eq-supervision-performance-difference``).
 
     Returns:
         (B, H, S, A); under ``policy`` it averages to zero in every state.

@@ -270,7 +270,7 @@ def value_of_prefixes(
 
 
 def prm_reward(kind: str, values: Tensor, verdict: Tensor, mask: Tensor) -> Tensor:
-    r"""Step rewards from outcome labels (``eq-prm``).
+    r"""Step rewards from outcome labels (``eq-supervision-prm``).
 
     * ``"outcome"``: 0 at every step, the verdict at the last.
     * ``"advantage"``: :math:`V(s_{t+1}) - V(s_t)`.

@@ -156,8 +156,9 @@ def reasoning(
 
     Returns:
         ``reference_accuracy``, ``reference_tokens``; per reward ``<kind>_accuracy`` and
-        ``<kind>_tokens`` at the end; ``wait_value``, the value model's mean opinion of a
-        completion that has only waited, for 0, 1, ... tokens; ``curves``, the histories.
+        ``<kind>_tokens`` at the end; ``wait_value``, the value model's mean opinion of
+        a completion that has only waited, for 0, 1, ... tokens; ``curves``, the whole
+        histories.
     """
     generator = make_generator(seed, device)
     reference, value_model = train_reference(config, generator=generator)
@@ -218,7 +219,7 @@ def _evaluate(
 def _adamw(model: TinyDecoder, lr: float, steps: int, warmup: int = 1):
     optimizer = torch.optim.AdamW(model.parameters(), lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda t: min((t + 1) / warmup, max(steps - t, 1) / steps)
+        optimizer, lambda t: min((t + 1) / warmup, 1, max(steps - t, 1) / (0.4 * steps))
     )
     return optimizer, schedule
 

@@ -147,8 +147,8 @@ def orthogonal_terms(
 
     :math:`X = V_1(s_1) + \sum_h \delta_h` with
     :math:`\delta_h = f_h + V_{h+1}(s_{h+1}) - V_h(s_h)` and V the value of f under the
-    data policy. Under the data policy the terms are orthogonal (``eq-orthogonal``):
-    :math:`E_{off} X^2 = E V_1^2 + \sum_h E_{off} \delta_h^2`.
+    data policy. Under the data policy the terms are orthogonal
+    (``eq-supervision-orthogonal``): :math:`E_{off} X^2 = E V_1^2 + \sum_h E_{off} \delta_h^2`.
 
     Args:
         mdp: B processes.
@@ -172,8 +172,8 @@ def orthogonal_terms(
 def mean_transfer(mdp: TabularMDP, policy: Tensor, policy_off: Tensor) -> Tensor:
     r"""Exact worst case of the mean: the largest :math:`(E_\pi X)^2 / E_{off}[X^2]`.
 
-    Closed form (``eq-mean-exact``): one plus the action part of the chi-square
-    divergence, :math:`1 + \sum_h (\chi^2_h - \chi^2_h|_{states})`. It equals
+    Closed form (``eq-supervision-mean-exact``): one plus the action part of the
+    chi-square divergence, :math:`1 + \sum_h (\chi^2_h - \chi^2_h|_{states})`. It equals
     :math:`m_\pi^\top M_{off}^{+} m_\pi` without the matrix.
 
     Returns:
@@ -198,7 +198,7 @@ def worst_case_transfer(
     r"""Exact worst case of the lemma: the largest :math:`E_\pi[X^2] / E_{off}[X^2]`.
 
     It is the largest generalised eigenvalue of :math:`(M_\pi, M_{off})` on the range of
-    :math:`M_{off}`, and at most :math:`\sum_h C_h` (``eq-lemma-square``).
+    :math:`M_{off}`, and at most :math:`\sum_h C_h` (``eq-supervision-lemma-square``).
 
     Args:
         mdp: B processes.
