@@ -134,8 +134,9 @@ def asymptotic_variance(
     r"""n times the variance of the estimated return, for Bernoulli step rewards.
 
     Known dynamics, unrestricted step rewards, n large (``eq-supervision-price``). Step
-    labels cost :math:`\sum_h E_{off}[w_h^2 v_h]` with :math:`w_h = d_h^\pi / d_h^{off}` and noise
-    :math:`v_h = r_h (1 - r_h)`; outcomes cost :math:`E_{off}[X_*^2 \sum_h v_h]` with
+    labels cost :math:`\sum_h E_{off}[w_h^2 v_h]` with
+    :math:`w_h = d_h^\pi / d_h^{off}` and noise :math:`v_h = r_h (1 - r_h)`;
+    outcomes cost :math:`E_{off}[X_*^2 \sum_h v_h]` with
     :math:`X_* = 1 + \sum_h (w_h - \text{its mean given the state})`, the function that
     attains :func:`mean_transfer`.
 

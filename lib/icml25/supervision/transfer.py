@@ -148,7 +148,8 @@ def orthogonal_terms(
     :math:`X = V_1(s_1) + \sum_h \delta_h` with
     :math:`\delta_h = f_h + V_{h+1}(s_{h+1}) - V_h(s_h)` and V the value of f under the
     data policy. Under the data policy the terms are orthogonal
-    (``eq-supervision-orthogonal``): :math:`E_{off} X^2 = E V_1^2 + \sum_h E_{off} \delta_h^2`.
+    (``eq-supervision-orthogonal``):
+    :math:`E_{off} X^2 = E V_1^2 + \sum_h E_{off} \delta_h^2`.
 
     Args:
         mdp: B processes.
