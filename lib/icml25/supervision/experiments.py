@@ -475,4 +475,9 @@ EXPERIMENTS = {
         ),
         summary="a tiny reasoning model under three step rewards",
     ),
+    "reasoning-long": Experiment(
+        reasoning,
+        laptop=ReasoningConfig(rl_steps=250, eval_every=25),
+        summary="the same with five times the policy-gradient steps",
+    ),
 }
