@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,15 +103,13 @@ class TabularEnv:
             ValueError: the environment is not one of the tabular ones, an option is
                 out of range, a reward is not finite, or ``gamma`` is not in (0, 1].
         """
-        import mo_gymnasium
-
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma={gamma!r}: give a number in (0, 1]")
         depth = options.get("depth", 6)
         if depth not in (5, 6, 7):
             raise ValueError(f"depth={depth!r}: the fruit tree has depth 5, 6 or 7")
         try:
-            env = mo_gymnasium.make(name, **options).unwrapped
+            env = _make(name, **options)
         except Exception as error:
             raise ValueError(f"name={name!r} cannot be made: {error}") from error
         kind = type(env).__name__
@@ -204,6 +203,16 @@ class TabularEnv:
         return replace(
             self, reward=self.reward * scale, offset=self.offset * scale + offset
         )
+
+    def with_objectives(self, num: int) -> TabularEnv:
+        """The same environment with the first ``num`` objectives only.
+
+        Raises:
+            ValueError: there are not that many.
+        """
+        if not 1 <= num <= self.num_objectives:
+            raise ValueError(f"num={num}: {self.name} has {self.num_objectives}")
+        return replace(self, reward=self.reward[..., :num], offset=self.offset[:num])
 
     def reset(self, num: int) -> Tensor:
         """``(num,)`` start states."""
@@ -323,6 +332,15 @@ class _Coin:
 
     def random(self) -> float:
         return self.number
+
+
+def _make(name: str, **options: Any) -> Any:
+    import mo_gymnasium
+
+    # Some constructors warn about the precision of their own spaces.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return mo_gymnasium.make(name, **options).unwrapped
 
 
 def _read(env: Any, *, kind: str, name: str, gamma: float) -> TabularEnv:

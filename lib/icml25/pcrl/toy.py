@@ -57,7 +57,7 @@ class ToyRun:
     Attributes:
         x: ``(K, n)`` last point.
         value: ``(K, 2)`` its value.
-        path: ``(frames, K, 2)`` values along the way.
+        path: ``(steps + 1, K, 2)`` values along the way.
         residual: ``(steps, K)`` length of the raw direction ``d``.
         weights: ``(K, 2)`` last weights, summing to one.
         cosine: ``(K,)`` cosine of value and preference.
@@ -81,9 +81,8 @@ def run_toy(
     rule: str = "preco",
     lam: float | Tensor = 5.0,
     steps: int = 800,
-    lr: float = 0.2,
+    lr: float | Tensor = 0.2,
     dim: int = 20,
-    frames: int = 40,
     generator: torch.Generator | None = None,
 ) -> ToyRun:
     """Follow a rule's direction, divided by ``1 + lam``, from random starts.
@@ -93,27 +92,25 @@ def run_toy(
         rule: key of :data:`~icml25.pcrl.RULES`.
         lam: strength of the pull; a ``(K, 1)`` tensor gives each row its own.
         steps: ascent steps.
-        lr: step length.
+        lr: step length; a ``(K, 1)`` tensor gives each row its own.
         dim: number of variables.
-        frames: points kept of each path.
         generator: draws the starts ``0.3 N(0, I)``, one per row.
     """
     x = 0.3 * torch.randn(len(preference), dim, generator=generator).to(preference)
-    keep = set(torch.linspace(0, steps - 1, frames).round().int().tolist())
     # Rules without a pull do not know lambda.
     shrink = 1.0 + lam if rule in ("preco", "preco-full", "sdmgrad") else 1.0
     path, residual = [], []
     weights = preference
-    for step in range(steps):
+    for _ in range(steps):
         value, jacobian = toy_value(x), _jacobian(x)
         gram = jacobian @ jacobian.mT
         weights = _rule_weights(gram, preference, value, rule=rule, lam=lam)
         direction = (weights[:, None] @ jacobian)[:, 0]  # (K, n)
-        if step in keep:
-            path.append(value)
+        path.append(value)
         residual.append(direction.norm(dim=-1))
         x = x + lr / shrink * direction
     value = toy_value(x)
+    path.append(value)
     a = torch.ones_like(x) * dim**-0.5
     along = (x * a).sum(-1, keepdim=True).clamp(-1.0, 1.0) * a
     aligned = toy_target(preference).clamp(-1.0, 1.0)[:, None] * a

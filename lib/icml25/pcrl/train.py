@@ -57,12 +57,14 @@ class MetaPolicy(nn.Module):
         if min(sizes) < 1:
             raise ValueError(f"sizes {sizes} must be positive")
         self.num_objectives = num_objectives
-        self.on_state = nn.Linear(num_features, hidden)
-        self.on_preference = nn.Linear(num_objectives, hidden, bias=False)
+        # Weights come from the generator below; skip_init leaves the global one alone.
+        make, linear = nn.utils.skip_init, nn.Linear
+        self.on_state = make(linear, num_features, hidden)
+        self.on_preference = make(linear, num_objectives, hidden, bias=False)
         layers: list[nn.Module] = [nn.ReLU()]
         for _ in range(depth - 1):
-            layers += [nn.Linear(hidden, hidden), nn.ReLU()]
-        self.head = nn.Sequential(*layers, nn.Linear(hidden, num_outputs))
+            layers += [make(linear, hidden, hidden), nn.ReLU()]
+        self.head = nn.Sequential(*layers, make(linear, hidden, num_outputs))
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim == 2:
@@ -75,8 +77,13 @@ class MetaPolicy(nn.Module):
         """``(..., F)`` and ``(..., m)``, broadcast against each other, to outputs.
 
         Raises:
-            ValueError: the preference has another number of objectives.
+            ValueError: features or preference have another size than the network.
         """
+        if features.shape[-1] != self.on_state.in_features:
+            raise ValueError(
+                f"features have size {features.shape[-1]}, the network takes "
+                f"{self.on_state.in_features}"
+            )
         if preference.shape[-1] != self.num_objectives:
             raise ValueError(
                 f"preference has {preference.shape[-1]} objectives, the network "
