@@ -666,17 +666,23 @@ def test_every_rule_trains_the_network(rule: str, tree: TabularEnv) -> None:
 
 @pytest.mark.parametrize("train", [train_meta, train_ppo])
 def test_a_short_training_aligns(train, tree: TabularEnv) -> None:
-    config = MetaConfig(iterations=40, num_preferences=16, num_episodes=16, hidden=32)
-    grid = simplex_grid(6, 7).float()
-    policy, _ = train(tree, config, generator=make_generator(0))
-    start = MetaPolicy(5, 6, 2, hidden=32, generator=make_generator(0))
-
-    def cosine(network: MetaPolicy) -> float:
-        with torch.no_grad():
-            value = tree.solve(policy_table(tree, network, grid)).value
-        return float(torch.cosine_similarity(value, grid, dim=-1).mean())
-
-    assert cosine(policy) > cosine(start) + 0.01
+    config = MetaConfig(
+        iterations=60,
+        num_preferences=16,
+        num_episodes=16,
+        hidden=32,
+        lr=5e-3,
+        entropy=(0.3, 0.1),
+    )
+    grid = simplex_grid(6, 8)
+    ceiling = ray_oracle(tree, grid)
+    policy, log = train(tree, config, generator=make_generator(0))
+    uniform = tree.solve(torch.full((21, 63, 2), 0.5, dtype=F64)).value
+    with torch.no_grad():
+        trained = tree.solve(policy_table(tree, policy, grid)).value.double()
+    gain = score(trained, grid, ceiling)["eta"] - score(uniform, grid, ceiling)["eta"]
+    assert gain > 0.05
+    assert log["iteration"][-1] == 59
 
 
 def test_split_first_layer_equals_a_joint_one() -> None:
