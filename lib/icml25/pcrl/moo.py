@@ -90,37 +90,59 @@ def _min_norm(gram: Tensor, pull: Tensor, *, iterations: int = 500) -> Tensor:
 def _all_supports(gram: Tensor, linear: Tensor) -> Tensor:
     """Solve every support's KKT system by sweeping; keep the best feasible one."""
     m = gram.shape[-1]
-    batch = linear.shape[:-1]
-    # The batch goes last: every step below then runs along it, contiguously.
-    gram = gram.reshape(-1, m, m).permute(1, 2, 0).contiguous()  # (m, m, B)
-    linear = linear.reshape(-1, m).mT.contiguous()  # (m, B)
+    # Pieces of this size stay in a CPU's cache; a GPU takes all at once.
+    size = 512 if gram.device.type == "cpu" else 1 << 20
+    pieces = zip(
+        gram.reshape(-1, m, m).split(size),
+        linear.reshape(-1, m).split(size),
+        strict=True,
+    )
+    # The batch goes last: every step then runs along it, contiguously.
+    found = [
+        _enumerate(g.permute(1, 2, 0).contiguous(), q.mT.contiguous()).mT
+        for g, q in pieces
+    ]
+    return torch.cat(found).reshape(linear.shape)
+
+
+def _enumerate(gram: Tensor, linear: Tensor) -> Tensor:
+    """``(m, m, B)`` and ``(m, B)`` to the best of all supports' solutions, ``(m, B)``.
+
+    The tableau holds ``M + 1 1^T`` and two right-hand sides. One pivot after the other
+    is swept or left out, which doubles the number of supports each time.
+    """
+    m, size = linear.shape
     ridge = 1e-13 * torch.eye(m, dtype=gram.dtype, device=gram.device)[..., None]
     sides = torch.stack([torch.ones_like(linear), linear], 1)  # (m, 2, B)
-    # (supports, m rows, columns still to sweep + two right-hand sides, B)
-    table = torch.cat([gram + 1.0 + ridge, sides], 1)[None]
+    table = torch.cat([gram + 1.0 + ridge, sides], 1)[None]  # (1, m, m + 2, B)
     for pivot in range(m):
-        column, rest = table[:, :, :1], table[:, :, 1:].contiguous()
-        row = rest[:, pivot] / column[:, pivot].clamp_min(1e-15)
-        swept = rest - column * row[:, None]
+        half = len(table)
+        column, rest = table[:, :, :1], table[:, :, 1:]
+        row = rest[:, pivot] / table[:, pivot, :1].clamp_min(1e-15)
+        table = table.new_empty(2 * half, *rest.shape[1:])
+        without, swept = table[:half], table[half:]
+        without.copy_(rest)
+        without[:, pivot] = 0.0  # outside the support the weight is zero
+        torch.sub(rest, torch.mul(column, row[:, None], out=swept), out=swept)
         swept[:, pivot] = row
-        # Outside the support the weight is zero, and so is its row.
-        rest[:, pivot] = 0.0
-        table = torch.cat([rest, swept])
-    inverse_ones, inverse_linear = table[1:].unbind(2)  # the empty support comes first
+    inverse_ones, inverse_linear = table[1:].unbind(2)  # the empty support is first
     # Stationarity on the support, M w + q = mu 1, with mu from sum(w) = 1.
     mu = (1.0 + inverse_linear.sum(1)) / inverse_ones.sum(1)
-    raw = mu[:, None] * inverse_ones - inverse_linear  # (supports, m, B)
-    infeasible = raw.amin(1) < -1e-10
-    w = raw.clamp_min(0.0)
-    w = w / w.sum(1, keepdim=True).clamp_min(1e-300)
-    objective = (w * linear).sum(1)
+    w = torch.addcmul(-inverse_linear, mu[:, None], inverse_ones)  # (supports, m, B)
+    is_out = w.amin(1) < -1e-10
+    w = w.clamp_min_(0.0)
+    w /= w.sum(1, keepdim=True).clamp_min(1e-300)
+    # The true objective, not the one KKT implies: an ill-conditioned support may err.
+    objective = torch.zeros_like(mu)
     for i in range(m):
-        objective += 0.5 * w[:, i] * (w * gram[i]).sum(1)
+        slope = torch.addcmul(linear[i], w[:, i], 0.5 * gram[i, i])
+        for j in range(i + 1, m):
+            slope.addcmul_(w[:, j], gram[i, j])
+        objective.addcmul_(w[:, i], slope)
     # A single objective is always feasible, so a minimum exists.
-    objective = objective.masked_fill(infeasible | objective.isnan(), torch.inf)
+    objective = objective.masked_fill_(is_out | objective.isnan(), torch.inf)
     best = objective.argmin(0)  # (B,)
-    w = w.gather(0, best.expand(1, m, -1))[0]  # (m, B)
-    return w.mT.reshape(*batch, m)
+    return w.gather(0, best.expand(1, m, size))[0]
 
 
 def _projected_gradient(gram: Tensor, linear: Tensor, *, iterations: int) -> Tensor:
