@@ -542,6 +542,12 @@ def test_golden_indicators() -> None:
             assert ratio == pytest.approx(float(data[key + "nd_ratio"]))
 
 
+def test_estimated_hypervolume_is_within_one_percent(tree: TabularEnv) -> None:
+    leaves = leaf_values(tree)
+    estimate = hypervolume(leaves, num_samples=50_000)
+    assert estimate == pytest.approx(hypervolume(leaves), rel=0.01)
+
+
 @pytest.mark.parametrize("depth", [5, 6, 7])
 def test_golden_hypervolume_of_all_leaves(depth: int) -> None:
     env = TabularEnv.from_gymnasium("fruit-tree-v0", depth=depth, gamma=1.0)

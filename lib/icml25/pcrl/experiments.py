@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,17 @@ from icml25.pcrl.train import (
 __all__ = [
     "EXPERIMENTS",
     "NetworkConfig",
+    "ObjectivesConfig",
+    "SchedulesConfig",
     "TablesConfig",
     "TreasureConfig",
     "fruit_tree",
     "run_network",
+    "run_objectives",
+    "run_schedules",
     "run_tables",
     "run_treasure",
+    "score_policy",
     "treasure",
 ]
 
@@ -189,6 +194,17 @@ def _treasure_front(env: TabularEnv) -> list[list[float]]:
     return [[10 / most * float(p[0]), 10 + 0.4 * float(p[1])] for p in raw]
 
 
+_NETWORK = MetaConfig(iterations=500, hidden=64, lr=4e-3, entropy=(3.0, 0.1))
+_SAMPLED = MetaConfig(
+    iterations=40, num_preferences=64, hidden=64, lr=4e-3, entropy=(1.0, 0.03)
+)
+
+
+def _both(config: MetaConfig) -> tuple[MetaConfig, ...]:
+    """The weighted sum and PreCo, trained alike."""
+    return (replace(config, rule="ls"), replace(config, rule="preco"))
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
     """One meta-policy for all preferences on fruit-tree.
@@ -197,19 +213,12 @@ class NetworkConfig:
         runs: how each rule is trained.
         resolution: the grid of preferences it is scored on.
         depth: of the tree.
-        num_objectives: the first so many of six.
-        has_zeros: score on the grid with zero entries too, as the paper does (then
-            only cosine and hypervolume exist).
         sampled: PPO from sampled episodes instead of exact gradients.
     """
 
-    runs: tuple[MetaConfig, ...] = field(
-        default_factory=lambda: (MetaConfig(rule="ls"), MetaConfig(rule="preco"))
-    )
+    runs: tuple[MetaConfig, ...] = _both(_NETWORK)
     resolution: int = 9
     depth: int = 6
-    num_objectives: int = 6
-    has_zeros: bool = False
     sampled: bool = False
 
 
@@ -221,55 +230,120 @@ def run_network(
     Returns:
         Per rule the scores with the hypervolume as a share of that of all leaves.
     """
-    env = fruit_tree(config.depth, config.num_objectives).to(device)
+    env = fruit_tree(config.depth).to(device)
     train = train_ppo if config.sampled else train_meta
     result: dict[str, Any] = {}
     for run in config.runs:
         policy, _ = train(env, run, generator=make_generator(seed, device))
-        result[run.rule] = score_policy(env, policy, config)
+        result[run.rule] = score_policy(env, policy, config.resolution)
     return result
 
 
-def score_policy(env: TabularEnv, policy: Any, config: NetworkConfig) -> dict[str, Any]:
-    """Score a meta-policy on the grid of preferences of ``config``."""
-    grid = simplex_grid(
-        config.num_objectives, config.resolution, interior=not config.has_zeros
-    ).to(env.features.device)
-    # A zero entry is no preference that can be divided by; the network sees a tiny one.
-    grid = grid.clamp_min(1e-6)
+def score_policy(env: TabularEnv, policy: Any, resolution: int) -> dict[str, Any]:
+    """Score a meta-policy on the interior grid of preferences, with exact values."""
+    grid = simplex_grid(env.num_objectives, resolution).to(env.features.device)
     with torch.no_grad():
         value = env.solve(policy_table(env, policy, grid.to(env.features))).value
-    value = value.double()
-    leaves = hypervolume(leaf_values(env))
-    if config.has_zeros:
-        row: dict[str, Any] = score(value, grid)
-        row["hypervolume"] /= leaves
-        return row
-    return _scored(value, grid, ray_oracle(env, grid), leaves)
+    ceiling = ray_oracle(env, grid)
+    return _scored(value.double(), grid, ceiling, hypervolume(leaf_values(env)))
 
 
-NETWORK = NetworkConfig()
-_PAPER_RUN = MetaConfig(
-    iterations=1500,
-    num_preferences=256,
-    num_episodes=64,
-    hidden=256,
-    lr=1e-3,
-)
-NETWORK_PAPER = NetworkConfig(
-    runs=(replace(_PAPER_RUN, rule="ls"), _PAPER_RUN),
-    resolution=10,
-    has_zeros=True,
-    sampled=True,
-)
-SAMPLED = replace(
-    NETWORK,
-    sampled=True,
-    runs=tuple(
-        MetaConfig(rule=rule, iterations=60, lr=3e-3, entropy=(0.3, 0.01))
-        for rule in ("ls", "preco")
-    ),
-)
+@dataclass(frozen=True)
+class SchedulesConfig:
+    """How much of the result is the entropy schedule, for both rules alike.
+
+    Attributes:
+        train: everything but rule and schedule.
+        schedules: entropy coefficients (start, end).
+        seeds: number of seeds for each.
+    """
+
+    train: MetaConfig = _NETWORK
+    schedules: tuple[tuple[float, float], ...] = (
+        (0.001, 0.001),
+        (1.0, 0.02),
+        (3.0, 0.02),
+        (3.0, 0.05),
+        (3.0, 0.1),
+        (3.0, 0.2),
+    )
+    seeds: int = 3
+
+
+def run_schedules(
+    config: SchedulesConfig, *, device: torch.device, seed: int = 0
+) -> dict[str, Any]:
+    """Train the weighted sum and PreCo with the same schedules and seeds.
+
+    Returns:
+        ``eta``, ``cosine`` and ``hypervolume`` per rule: one list of seeds per
+        schedule; the best mean ``eta`` of each rule and the margin between them.
+    """
+    env = fruit_tree().to(device)
+    result: dict[str, Any] = {}
+    for run in _both(config.train):
+        rows: dict[str, list] = {"eta": [], "cosine": [], "hypervolume": []}
+        for entropy in config.schedules:
+            scores = []
+            for each in range(seed, seed + config.seeds):
+                policy, _ = train_meta(
+                    env,
+                    replace(run, entropy=entropy),
+                    generator=make_generator(each, device),
+                )
+                scores.append(score_policy(env, policy, 9))
+            for name, column in rows.items():
+                column.append([row[name] for row in scores])
+        result[run.rule] = rows
+        means = [sum(row) / len(row) for row in rows["eta"]]
+        result[f"best_eta_{run.rule}"] = max(means)
+    result["margin"] = result["best_eta_preco"] - result["best_eta_ls"]
+    return result
+
+
+@dataclass(frozen=True)
+class ObjectivesConfig:
+    """Fruit-tree with 3 to 6 objectives from samples, scored as the paper scores.
+
+    Attributes:
+        train: everything but the rule.
+        objectives: the numbers of objectives.
+        resolution: the grid, zero entries included.
+        num_samples: for the hypervolume, which is estimated on so many points.
+    """
+
+    train: MetaConfig = _SAMPLED
+    objectives: tuple[int, ...] = (3, 6)
+    resolution: int = 6
+    num_samples: int = 50_000
+
+
+def run_objectives(
+    config: ObjectivesConfig, *, device: torch.device, seed: int = 0
+) -> dict[str, Any]:
+    """Train both rules for each number of objectives.
+
+    Returns:
+        ``<rule>_<m>_cosine`` and ``<rule>_<m>_hypervolume`` (a share of the leaves'),
+        over the grid with zero entries, which the network sees as 1e-6.
+    """
+    result: dict[str, Any] = {}
+    for m in config.objectives:
+        env = fruit_tree(6, m).to(device)
+        leaves = hypervolume(leaf_values(env))
+        grid = simplex_grid(m, config.resolution, interior=False).to(device)
+        for run in _both(config.train):
+            policy, log = train_ppo(env, run, generator=make_generator(seed, device))
+            with torch.no_grad():
+                seen = grid.clamp_min(1e-6).to(env.features)
+                value = env.solve(policy_table(env, policy, seen)).value.double()
+            cosine = torch.cosine_similarity(value, grid, dim=-1).mean()
+            volume = hypervolume(value, num_samples=config.num_samples)
+            result[f"{run.rule}_{m}_cosine"] = float(cosine)
+            result[f"{run.rule}_{m}_hypervolume"] = volume / leaves
+            result["steps_each"] = log["steps"][-1]
+    return result
+
 
 EXPERIMENTS = {
     "tables": Experiment(
@@ -284,15 +358,30 @@ EXPERIMENTS = {
     ),
     "network": Experiment(
         run_network,
-        laptop=NETWORK,
-        paper=NETWORK_PAPER,
-        summary="one preference-conditioned network on fruit-tree",
+        laptop=NetworkConfig(),
+        summary="one preference-conditioned network on fruit-tree, exact gradients",
     ),
     "sampled": Experiment(
         run_network,
-        laptop=SAMPLED,
-        paper=NETWORK_PAPER,
+        laptop=NetworkConfig(runs=_both(_SAMPLED), sampled=True),
         summary="the same network from sampled episodes (PPO)",
+    ),
+    "schedules": Experiment(
+        run_schedules,
+        laptop=SchedulesConfig(),
+        summary="both rules under six entropy schedules, three seeds each",
+    ),
+    "objectives": Experiment(
+        run_objectives,
+        laptop=ObjectivesConfig(),
+        # The authors' budget: 3000 preferences x 20 episodes x 6 steps = 360 000.
+        paper=ObjectivesConfig(
+            train=replace(_SAMPLED, iterations=50, num_preferences=60, num_episodes=20),
+            objectives=(3, 4, 5, 6),
+            resolution=10,
+            num_samples=200_000,
+        ),
+        summary="3 to 6 objectives from samples, scored as the paper scores",
     ),
     "hopper": Experiment(
         run_hopper,
