@@ -89,7 +89,7 @@ class TablesConfig:
     resolution: int = 9
     depth: int = 6
     num_objectives: int = 6
-    iterations: int = 300
+    iterations: int = 200
     lr: float = 0.3
 
 
@@ -100,14 +100,23 @@ def run_tables(
 
     Returns:
         Per rule the scores of :func:`~icml25.pcrl.score` with the hypervolume as a
-        share of that of all leaves, and ``eta_each``; ``ray_share`` for the oracle.
+        share of that of all leaves, and ``eta_each``. ``ray_share`` and ``hull_share``:
+        the hypervolume of the oracle's points and of all stochastic policies;
+        ``ls_limit_eta`` and ``best_leaf_eta``: where the weighted sum ends with the
+        preference as weight, and with the best weight for each preference.
     """
     env = fruit_tree(config.depth, config.num_objectives).to(device)
     preference = simplex_grid(config.num_objectives, config.resolution).to(device)
     ceiling = ray_oracle(env, preference)
-    leaves = hypervolume(leaf_values(env))
+    corners = leaf_values(env)
+    leaves = hypervolume(corners)
+    reached = (corners / preference[:, None]).amin(-1) / ceiling[:, None]  # (K, leaves)
+    chosen = (preference @ corners.T).argmax(-1, keepdim=True)
     result: dict[str, Any] = {
-        "ray_share": hypervolume(ceiling[:, None] * preference) / leaves
+        "ray_share": hypervolume(ceiling[:, None] * preference) / leaves,
+        "hull_share": hull_hypervolume(corners) / leaves,
+        "ls_limit_eta": float(reached.gather(1, chosen).mean()),
+        "best_leaf_eta": float(reached.amax(1).mean()),
     }
     for rule, lam in config.rules:
         _, solution = train_tables(
@@ -158,8 +167,8 @@ def run_treasure(
     """E4: the treasure map, exact (``seed`` is not used).
 
     Returns:
-        Per rule the scores, the values ``(K, 2)``, the visits ``(K, S)``, and the
-        number of distinct *greedy* value vectors; the hypervolume is a share of that of
+        Per rule the scores, the values ``(K, 2)`` and visits ``(K, S)``, the same with
+        greedy actions, and the number of distinct greedy values; the hypervolume is a share of that of
         all stochastic policies (``hull``).
     """
     env = treasure().to(device)
@@ -179,8 +188,10 @@ def run_treasure(
         )
         row = _scored(solution.value, preference, ceiling, hull)
         best = policy.argmax(-1)
-        greedy = env.solve(torch.nn.functional.one_hot(best, 4).to(policy)).value
-        row["greedy_distinct"] = score(greedy.clamp_min(0.0), preference)["distinct"]
+        greedy = env.solve(torch.nn.functional.one_hot(best, 4).to(policy))
+        row["greedy_distinct"] = score(greedy.value, preference)["distinct"]
+        row["greedy_value"] = greedy.value.tolist()
+        row["greedy_visits"] = greedy.occupancy.tolist()
         row["value"] = solution.value.tolist()
         row["visits"] = solution.occupancy.tolist()
         result[rule] = row
