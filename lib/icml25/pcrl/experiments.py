@@ -168,8 +168,8 @@ def run_treasure(
 
     Returns:
         Per rule the scores, the values ``(K, 2)`` and visits ``(K, S)``, the same with
-        greedy actions, and the number of distinct greedy values; the hypervolume is a share of that of
-        all stochastic policies (``hull``).
+        greedy actions, and the number of distinct greedy values; the hypervolume is a
+        share of that of all stochastic policies (``hull``).
     """
     env = treasure().to(device)
     preference = toy_preferences(config.num_preferences).to(device)

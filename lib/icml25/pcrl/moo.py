@@ -382,7 +382,7 @@ _PULLS = {
 
 
 def _cagrad(
-    gram: Tensor, reference: Tensor, *, radius: float = 0.5, iterations: int = 12
+    gram: Tensor, reference: Tensor, *, radius: float = 0.5, iterations: int = 8
 ) -> Tensor:
     r"""CAGrad around the weighted sum ``g0``: SDMGrad whose lambda fits a ball.
 

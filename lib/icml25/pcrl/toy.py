@@ -83,6 +83,7 @@ def run_toy(
     steps: int = 800,
     lr: float | Tensor = 0.2,
     dim: int = 20,
+    start: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> ToyRun:
     """Follow a rule's direction, divided by ``1 + lam``, from random starts.
@@ -94,9 +95,12 @@ def run_toy(
         steps: ascent steps.
         lr: step length; a ``(K, 1)`` tensor gives each row its own.
         dim: number of variables.
+        start: ``(n,)`` or ``(K, n)`` where to begin; else random.
         generator: draws the starts ``0.3 N(0, I)``, one per row.
     """
-    x = 0.3 * torch.randn(len(preference), dim, generator=generator).to(preference)
+    if start is None:
+        start = 0.3 * torch.randn(len(preference), dim, generator=generator)
+    x = start.to(preference).expand(len(preference), -1)
     # Rules without a pull do not know lambda.
     shrink = 1.0 + lam if rule in ("preco", "preco-full", "sdmgrad") else 1.0
     path, residual = [], []
@@ -111,7 +115,7 @@ def run_toy(
         x = x + lr / shrink * direction
     value = toy_value(x)
     path.append(value)
-    a = torch.ones_like(x) * dim**-0.5
+    a = torch.ones_like(x) * x.shape[-1] ** -0.5
     along = (x * a).sum(-1, keepdim=True).clamp(-1.0, 1.0) * a
     aligned = toy_target(preference).clamp(-1.0, 1.0)[:, None] * a
     return ToyRun(
