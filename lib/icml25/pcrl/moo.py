@@ -48,7 +48,7 @@ def min_norm_weights(
               = \arg\min_{w \in \Delta^m} \tfrac12 w^\top M w + (M u)^\top w
 
     with Gram matrix :math:`M = G^\top G` and a fixed pull :math:`u` (PreCo:
-    :math:`u = \lambda s`); the book's {eq}`pcrl-qp`.
+    :math:`u = \lambda s`); label ``pcrl-qp`` in the book.
 
     Args:
         gram: :math:`M`, shape ``(..., m, m)``, symmetric positive semidefinite.
@@ -269,7 +269,7 @@ def rule_weights(
         gram: :math:`G^\top G`, shape ``(..., m, m)``.
         preference: :math:`p`, shape ``(..., m)``, positive; only its direction matters.
         value: :math:`v`, shape ``(..., m)``, positive.
-        rule: a key of :data:`RULES`.
+        rule: a key of ``RULES``.
         lam: :math:`\lambda \ge 0`, the strength of the pull, one number or a tensor
             that broadcasts to ``(..., 1)``; for ``chebyshev`` the
             sharpness of the soft minimum; unused by ``ls``, ``mgda``, ``epo`` and by

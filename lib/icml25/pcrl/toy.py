@@ -13,7 +13,7 @@ __all__ = ["ToyRun", "run_toy", "toy_preferences", "toy_target", "toy_value"]
 
 
 def toy_value(x: Tensor) -> Tensor:
-    r"""The two objectives, as in the book's {eq}`pcrl-toy`.
+    r"""The two objectives (label ``pcrl-toy`` in the book).
 
     .. math:: v(x) = \bigl(e^{-\|x - a\|^2},\ e^{-\|x + a\|^2}\bigr), \qquad
               a = (1, \dots, 1) / \sqrt n
@@ -90,7 +90,7 @@ def run_toy(
 
     Args:
         preference: ``(K, 2)`` float64, positive.
-        rule: key of :data:`~icml25.pcrl.RULES`.
+        rule: key of ``RULES``.
         lam: strength of the pull; a ``(K, 1)`` tensor gives each row its own.
         steps: ascent steps.
         lr: step length; a ``(K, 1)`` tensor gives each row its own.

@@ -98,7 +98,7 @@ class MetaConfig:
     """How a meta-policy is trained (defaults: laptop, exact gradients).
 
     Attributes:
-        rule: key of :data:`~icml25.pcrl.RULES`.
+        rule: key of ``RULES``.
         lam: the pull's strength, lambda.
         iterations: updates (exact) or rollouts (PPO).
         num_preferences: preferences drawn per update, K.
@@ -143,7 +143,7 @@ def train_tables(
     Args:
         env: the environment, with positive values.
         preference: ``(K, m)``, positive.
-        rule: key of :data:`~icml25.pcrl.RULES`.
+        rule: key of ``RULES``.
         lam: strength of the pull.
         iterations: updates.
         lr: step :math:`\eta`.
