@@ -125,14 +125,16 @@ def _enumerate(gram: Tensor, linear: Tensor) -> Tensor:
         without[:, pivot] = 0.0  # outside the support the weight is zero
         torch.sub(rest, torch.mul(column, row[:, None], out=swept), out=swept)
         swept[:, pivot] = row
-    inverse_ones, inverse_linear = table[1:].unbind(2)  # the empty support is first
+    # The empty support is first; leave it out.
+    inverse_ones, inverse_linear = table[1:].unbind(2)
     # Stationarity on the support, M w + q = mu 1, with mu from sum(w) = 1.
     mu = (1.0 + inverse_linear.sum(1)) / inverse_ones.sum(1)
-    w = torch.addcmul(-inverse_linear, mu[:, None], inverse_ones)  # (supports, m, B)
+    # (supports, m, B)
+    w = torch.addcmul(-inverse_linear, mu[:, None], inverse_ones)
     is_out = w.amin(1) < -1e-10
     w = w.clamp_min_(0.0)
     w /= w.sum(1, keepdim=True).clamp_min(1e-300)
-    # The true objective, not the one KKT implies: an ill-conditioned support may err.
+    # The true objective: what KKT implies may err on ill-conditioned supports.
     objective = torch.zeros_like(mu)
     for i in range(m):
         slope = torch.addcmul(linear[i], w[:, i], 0.5 * gram[i, i])
