@@ -422,6 +422,7 @@ def distortion(tree: RootedTree, distances: Tensor, tau: float = 1.0) -> Distort
         )
     if size == 1:
         return Distortion(0.0, 0.0, 1.0, 1.0, 1.0, 0)
+    distances = (distances + distances.T) / 2  # equal both ways, to the last bit
     target = tree.distances().to(distances.device)
     pair = ~torch.eye(size, dtype=torch.bool, device=distances.device)
     ratio = distances[pair] / target[pair]

@@ -99,6 +99,7 @@ def embed_tree(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
     product: str = "dekker",
+    strict: bool = True,
 ) -> TreeEmbedding:
     r"""Embed a tree in the ``dim``-dimensional Poincare ball.
 
@@ -123,6 +124,7 @@ def embed_tree(
         device: where the points are built.
         product: ``"dekker"``, or ``"fma"`` after
             :func:`~icml25.hsdte.expansion.product_is_exact` has said so.
+        strict: refuse scales that the components cannot hold. False shows what happens.
 
     Returns:
         The embedding.
@@ -141,7 +143,7 @@ def embed_tree(
         >>> round(embedded.report().d_max, 5)
         0.02834
     """
-    tau = _check(tree, dim, tau, terms, dtype)
+    tau = _check(tree, dim, tau, terms, dtype, strict)
     x = torch.zeros(terms, len(tree), dim, dtype=dtype, device=device)
     if isinstance(points, str):
         points = direction_table(
@@ -176,7 +178,12 @@ def embed_tree(
 
 
 def _check(
-    tree: RootedTree, dim: int, tau: float | None, terms: int, dtype: torch.dtype
+    tree: RootedTree,
+    dim: int,
+    tau: float | None,
+    terms: int,
+    dtype: torch.dtype,
+    strict: bool,
 ) -> float:
     if dim < 2:
         raise ValueError(f"dim={dim}: at least 2 are needed (a line holds only paths)")
@@ -186,7 +193,7 @@ def _check(
     if not (math.isfinite(tau) and tau > 0):
         raise ValueError(f"tau={tau}: give a positive, finite scale")
     radius = tau * tree.eccentricity
-    if radius > limit - 1:
+    if strict and radius > limit - 1:
         needed = terms_for(radius, dtype)
         name = str(dtype).removeprefix("torch.")
         cure = f"terms={needed} would do" if needed <= MAX_TERMS else "no terms will do"

@@ -251,6 +251,21 @@ class RootedTree:
         turned.order = self.order[turned.order]
         return turned
 
+    def subtree(self, node: int) -> RootedTree:
+        """The part at and below a node."""
+        start = int(self.depth_first[node])
+        inside = torch.argsort(self.depth_first)[
+            start : start + int(self.subtree_size[node])
+        ]
+        number = torch.full((len(self),), -1)
+        number[inside] = torch.arange(len(inside))
+        parent = number[self.parent[inside]]
+        parent[0] = -1
+        labels = self.labels and [self.labels[i] for i in inside.tolist()]
+        part = RootedTree(parent, self.weight[inside], labels)
+        part.order = self.order[inside[part.order]]
+        return part
+
     def recentered(self) -> RootedTree:
         """Hung up at its centre: the root with the smallest eccentricity.
 
