@@ -56,8 +56,7 @@ def euclidean_adam(
 ) -> Tensor:
     """Distances after Adam on the mean relative error, from classical MDS.
 
-    This is the same loss that ``d_ave`` reports, so no Euclidean method is meant to have
-    a smaller one.
+    The loss is the very number that ``d_ave`` reports.
 
     Returns:
         ``(n, n)``.
@@ -109,7 +108,9 @@ def _minimise(x, target, optimizer, distance, steps: int, desc: str) -> None:
     weight = off / (target + torch.eye(len(target), dtype=target.dtype)) / off.sum()
     lr = optimizer.param_groups[0]["lr"]
     for step in progress(range(steps), desc):
-        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+        optimizer.param_groups[0]["lr"] = (
+            lr * (1 + math.cos(math.pi * step / steps)) / 2
+        )
         optimizer.zero_grad()
         loss = ((distance(x) - target).abs() * weight).sum()
         loss.backward()

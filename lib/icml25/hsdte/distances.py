@@ -37,7 +37,7 @@ def deficit(x: Expansion) -> Tensor:
 
 
 def _distance(square: Tensor, m_x: Tensor, m_y: Tensor) -> Tensor:
-    """``2 arsinh sqrt(|x-y|^2 / (m(x) m(y)))``: accurate for small and for large values.
+    """``2 arsinh sqrt(|x-y|^2 / (m(x) m(y)))``: accurate for small and large values.
 
     The two divisions come one after the other: their product may underflow.
     """
@@ -142,7 +142,7 @@ class Distortion:
         d_max: the largest of these.
         d_wc: largest ``D/T`` over smallest ``D/T``; 1 is perfect.
         map: mean average precision: are a node's neighbours its nearest points?
-        map_ceiling: MAP of the tree metric itself; below 1 where edges differ in length.
+        map_ceiling: MAP of the tree metric; below 1 where edges differ in length.
         pairs: unordered pairs of nodes.
     """
 
@@ -159,8 +159,8 @@ class _Views:
 
     The inversion that swaps ``v`` and the origin,
     ``sigma(x) = a + rho^2 (x - a) / |x - a|^2`` with ``a = v/|v|^2`` and
-    ``rho^2 = 1/|v|^2 - 1``, is an isometry. Only ``x - a`` needs expansions: the deficit
-    of the image is the product ``rho^2 m(x) / |x - a|^2``.
+    ``rho^2 = 1/|v|^2 - 1``, is an isometry. Only ``x - a`` needs expansions: the
+    deficit of the image is the product ``rho^2 m(x) / |x - a|^2``.
     """
 
     def __init__(self, tree: RootedTree, points: Expansion) -> None:
@@ -176,7 +176,7 @@ class _Views:
         self.rho2 = (inverse - 1).to_float(torch.float64)
 
     def __call__(self, ancestor: Tensor | None, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance ``(k,)`` and unit direction ``(k, d)`` of nodes; None is the root."""
+        """Distances ``(k,)`` and directions ``(k, d)`` of nodes; None is the root."""
         x, m = self.points[nodes], self.m[nodes]
         if ancestor is None:
             y = x.to_float(torch.float64)
@@ -211,7 +211,8 @@ def tree_blocks(
 
     Nodes below different children of ``a`` are seen from ``a`` at distances $r_1, r_2$
     in directions $u_1, u_2$ that are far apart, so nothing cancels:
-    $\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2 + \sinh r_1\sinh r_2\,\frac{1-u_1\cdot u_2}2$.
+    $\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2
+    + \sinh r_1\sinh r_2\,\frac{1-u_1\cdot u_2}2$.
 
     Args:
         tree: the tree.
@@ -246,14 +247,19 @@ def _blocks(
         count = size[inner] - 1
         ancestor = torch.repeat_interleave(inner, count)
         ends = torch.cumsum(count, 0)
-        offset = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - count, count)
+        offset = torch.arange(int(ends[-1])) - torch.repeat_interleave(
+            ends - count, count
+        )
         nodes = node_at[torch.repeat_interleave(place[inner] + 1, count) + offset]
         seen_from = ancestor.to(device) if depth else None
         radius, unit = views(seen_from, nodes.to(device))
         # cosh D = cosh r1 cosh r2 - sinh r1 sinh r2 (u1.u2), in a form that keeps small
         # distances: both terms of sinh^2(D/2) are products of a row's and a column's.
         grow = (radius / 2).exp()
-        left, right = torch.stack([grow, -1 / grow], 1), torch.stack([1 / grow, grow], 1)
+        left, right = (
+            torch.stack([grow, -1 / grow], 1),
+            torch.stack([1 / grow, grow], 1),
+        )
         sinh = radius.sinh()[:, None]
         ray = torch.cat([sinh, sinh * unit], 1)
         sign = torch.tensor([1.0] + [-1.0] * unit.shape[1], device=device).double()
@@ -277,7 +283,9 @@ def _blocks(
                 i = slice(rows.start + shift, rows.stop + shift)
                 j = slice(cols.start + shift, cols.stop + shift)
                 half = left[i] @ right[j].T  # 2 sinh((r1 - r2) / 2)
-                square = torch.addmm(half.square_(), ray[i] * sign, ray[j].T, beta=0.25, alpha=0.5)
+                square = torch.addmm(
+                    half.square_(), ray[i] * sign, ray[j].T, beta=0.25, alpha=0.5
+                )
                 path = height[rows, None] + height[cols] - 2 * here
                 yield rows, cols, _twice_arsinh_root(square.clamp_min_(0)), path
 
@@ -375,7 +383,7 @@ class _Precision:
 def tree_distortion(
     tree: RootedTree, points: Expansion, tau: float, *, max_elements: int = 1 << 17
 ) -> Distortion:
-    """:class:`Distortion` of an embedded tree, streamed: no ``n x n`` matrix is built."""
+    """:class:`Distortion` of an embedded tree, streamed: no ``n x n`` matrix."""
     if len(tree) == 1:
         return Distortion(0.0, 0.0, 1.0, 1.0, 1.0, 0)
     device = points.device

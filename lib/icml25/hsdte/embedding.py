@@ -1,4 +1,4 @@
-"""The construction: a tree in the Poincare ball, level by level, from the root outwards."""
+"""The construction: a tree in the Poincare ball, level by level from the root."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def embed_tree(
 
     The root is at the origin. For every other inner node ``v`` the inversion that swaps
     ``v`` and the origin shows where the parent is; the unit vectors of ``v`` are turned
-    so that the first points there; the others, times $\tanh(\tau w/2)$, are the children,
-    and the same inversion carries them back. All nodes of a level are done at once.
+    so that the first points there; the others, times $\tanh(\tau w/2)$, are the
+    children, and the same inversion carries them back. All nodes of a level are done at once.
 
     Args:
         tree: the tree.
@@ -146,9 +146,7 @@ def embed_tree(
     tau = _check(tree, dim, tau, terms, dtype, strict)
     x = torch.zeros(terms, len(tree), dim, dtype=dtype, device=device)
     if isinstance(points, str):
-        points = direction_table(
-            tree.degree.tolist(), dim, points, generator=generator
-        )
+        points = direction_table(tree.degree.tolist(), dim, points, generator=generator)
     offset, table = _flatten(tree, points, dim, device)
     radius = _radii(tree.weight, tau, terms, dtype, device)
     for depth, level in enumerate(tree.levels[1:], 1):
@@ -249,7 +247,7 @@ def _radii(
 def _on_sphere(unit: Tensor, radius: Expansion, product: str) -> Expansion:
     """``(k, d)`` points in the given directions at *exactly* the given radius.
 
-    A direction may be wrong by 1e-16; a norm may not, so it is divided out in expansions.
+    A direction may be wrong by 1e-16, a norm may not: it is divided out in expansions.
     """
     u = Expansion(unit.to(radius.dtype)[None], product=product)
     wide = u.with_terms(radius.terms)
@@ -272,7 +270,7 @@ def _direction(x: Expansion, center: Expansion, rho2: Expansion) -> Tensor:
 
 
 def _reflect(x: Tensor, normal: Tensor) -> Tensor:
-    """Householder: ``x - 2 (x.n) n / |n|^2``; the identity where n is rounding noise."""
+    """Householder: ``x - 2 (x.n) n / |n|^2``; the identity where n is noise."""
     square = normal.square().sum(-1, keepdim=True)
     scale = 2 * (x * normal).sum(-1, keepdim=True) / square
     return x - torch.where(square > 1e-24, scale, 0.0) * normal

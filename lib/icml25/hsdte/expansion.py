@@ -1,7 +1,7 @@
 """Floating-point expansions: one number kept as an unevaluated sum of ordinary floats.
 
-Everything is made of ``+ - * /`` on tensors, without branches that depend on the data, so
-it runs on any device and in batches. The component axis comes first.
+Everything is made of ``+ - * /`` on tensors, without branches that depend on the data,
+so it runs on any device and in batches. The component axis comes first.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def product_is_exact(
 ) -> bool:
     """Self-test: does this product deliver its error term here, in this mode?
 
-    A processor without fused kernels, or a compiler that contracts ``a*b - c``, can turn
-    the error term into zero without a word. So the fused form is used only after this.
+    A processor without fused kernels, or a compiler that contracts ``a*b - c``, can
+    turn the error term into zero without a word. So the fused form is used only after this.
 
     Args:
         method: ``"dekker"`` or ``"fma"``.
@@ -129,7 +129,8 @@ def renormalize(components: Sequence[Tensor], terms: int) -> Tensor:
     behind; repeated on the errors it peels off term after term.
 
     Args:
-        components: floats of roughly decreasing size whose sum is meant, each ``(...)``.
+        components: floats of roughly decreasing size, each ``(...)``; their sum is
+            meant.
         terms: components kept, $t$.
 
     Returns:
@@ -318,8 +319,8 @@ class Expansion:
     With $p$ bits a float, $t$ components carry about $tp$ bits:
     $x = x_1 + \dots + x_t$, $|x_{i+1}| \le \mathrm{ulp}(x_i)$.
 
-    Arithmetic keeps the larger number of terms of its operands; a plain tensor counts as
-    one term. Relative errors are near $2^{-tp+2}$ for a product and a sum (the sum
+    Arithmetic keeps the larger number of terms of its operands; a plain tensor counts
+    as one term. Relative errors are near $2^{-tp+2}$ for a product and a sum (the sum
     relative to the larger operand) and $2^{-tp+6}$ for quotients and roots. Gradients
     are those of the represented value.
 
@@ -332,7 +333,8 @@ class Expansion:
         ValueError: no component, more than 8, or an unknown product.
 
     Example:
-        >>> third = Expansion.from_float(torch.tensor(3.0).double(), terms=2).reciprocal()
+        >>> three = torch.tensor(3.0, dtype=torch.float64)
+        >>> third = Expansion.from_float(three, terms=2).reciprocal()
         >>> float((third * 3.0 - 1.0).to_float())
         0.0
     """
@@ -403,7 +405,7 @@ class Expansion:
         return components.flip(0).sum(0) if self.terms > 1 else components[0]
 
     def to_mpmath(self, index: tuple[int, ...] | int = ()) -> Any:
-        """One represented value as an exact ``mpmath.mpf`` (at the working precision)."""
+        """One represented value as an ``mpmath.mpf`` at the working precision."""
         import mpmath
 
         index = index if isinstance(index, tuple) else (index,)
@@ -454,7 +456,9 @@ class Expansion:
             raise TypeError(f"mixed dtypes: {self.dtype} and {other.dtype}")
         a, b = self.components, other.components
         rank = max(a.ndim, b.ndim)
-        a, b = (x.reshape(x.shape[0], *[1] * (rank - x.ndim), *x.shape[1:]) for x in (a, b))
+        a, b = (
+            x.reshape(x.shape[0], *[1] * (rank - x.ndim), *x.shape[1:]) for x in (a, b)
+        )
         return a, b, self.product
 
     def __neg__(self) -> Expansion:
@@ -495,7 +499,7 @@ class Expansion:
         return self.reciprocal() * other
 
     def reciprocal(self) -> Expansion:
-        """``1 / x`` by Newton's iteration; zero gives an infinity or a NaN, never a number."""
+        """``1 / x`` by Newton's iteration; zero gives an infinity or a NaN."""
         op = lambda x: _reciprocal(x, self.product)  # noqa: E731
         return self._new(_lift(op, torch.reciprocal, self.components))
 
@@ -543,8 +547,8 @@ class Expansion:
 def max_radius(terms: int, dtype: torch.dtype = torch.float64) -> float:
     r"""The hyperbolic radius at which ``t`` components run out of bits.
 
-    A point at distance $R$ has $1 - |x| \approx 2e^{-R}$, and numbers near 1 are kept to
-    about $2^{-tp}$, so $R_{\max} = (tp + 1) \ln 2$ (``eq-rmax`` in the book).
+    A point at distance $R$ has $1 - |x| \approx 2e^{-R}$, and numbers near 1 are kept
+    to about $2^{-tp}$, so $R_{\max} = (tp + 1) \ln 2$ (``eq-rmax`` in the book).
 
     Raises:
         ValueError: ``terms`` is not 1 to 8, or the dtype has no expansions.

@@ -1,7 +1,7 @@
 """Directions: unit vectors that are as far apart as possible.
 
-A node with ``m`` neighbours needs ``m`` unit vectors; the smallest angle between them sets
-the worst distortion (``eq-law`` in the book).
+A node with ``m`` neighbours needs ``m`` unit vectors; the smallest angle between them
+sets the worst distortion (``eq-law`` in the book).
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["METHODS", "direction_table", "rankin_angle", "smallest_angle", "sphere_points"]
+__all__ = [
+    "METHODS",
+    "direction_table",
+    "rankin_angle",
+    "smallest_angle",
+    "sphere_points",
+]
 
 
 def sphere_points(
@@ -76,10 +82,10 @@ def smallest_angle(points: Tensor) -> Tensor:
 
 
 def rankin_angle(count: int, dim: int) -> float:
-    r"""Rankin's bound: no ``count`` unit vectors have a larger smallest angle (degrees).
+    r"""Rankin's bound on the smallest angle of ``count`` unit vectors, in degrees.
 
     $\arccos(-1/(m-1))$ for $m \le d + 1$, attained by the simplex alone; 90 for
-    $m \le 2d$, attained by the orthoplex. Beyond, 90 still bounds it but is not attained.
+    $m \le 2d$, attained by the orthoplex. Beyond, 90 is not attained.
     """
     if count <= dim + 1:
         return math.degrees(math.acos(-1 / max(count - 1, 1)))
@@ -188,8 +194,8 @@ _CODES: dict[str, Callable[[int, int], Tensor]] = {
 def _anneal_softmax(w: Tensor, steps: int = 500) -> Tensor:
     r"""Minimise $\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}$ while beta grows.
 
-    For small beta all pairs push; for large beta only the closest do. Several starts run
-    as one batch ``(starts, m, d)``; the one with the largest smallest angle is kept.
+    For small beta all pairs push; for large beta only the closest do. Several starts
+    run as one batch ``(starts, m, d)``; the one with the largest smallest angle is kept.
     """
     count = w.shape[-2]
     eye = torch.eye(count, dtype=torch.bool)

@@ -37,7 +37,7 @@ class RootedTree:
 
     Raises:
         ValueError: no node, no root or several, a parent out of range, a cycle, a wrong
-            number of weights or labels, a weight that is NaN, infinite, negative or zero.
+            number of weights or labels, a weight that is not finite and positive.
 
     Example:
         >>> path = RootedTree([-1, 0, 1])
@@ -60,7 +60,9 @@ class RootedTree:
         weights = np.ones(size) if weight is None else np.array(weight, dtype=float)
         for name, given in (("weight", weights), ("labels", labels)):
             if given is not None and len(given) != size:
-                raise ValueError(f"{name} has length {len(given)}; there are {size} nodes")
+                raise ValueError(
+                    f"{name} has length {len(given)}; there are {size} nodes"
+                )
         order = _breadth_first(parents)
         _check_weights(weights, parents)
         number = np.empty(size, dtype=np.int64)
@@ -132,7 +134,7 @@ class RootedTree:
 
     @classmethod
     def yule(cls, leaves: int, generator: torch.Generator | None = None) -> RootedTree:
-        """A random phylogeny: every lineage splits at rate 1 until there are ``leaves``.
+        """A random phylogeny: lineages split at rate 1 until there are ``leaves``.
 
         All leaves end at the same time; edge lengths are times, exponentially spread.
 
