@@ -3,12 +3,11 @@
 The method of van Spengler and Mettes (2025).
 
 ``embed_tree`` places a tree in the Poincare ball, a level at a time; ``Expansion`` is
-the arithmetic that lets ordinary floats reach far enough out; ``sphere_points`` finds the
-directions; ``distance_to_prototypes`` puts the embedded nodes on top of a network.
+the arithmetic that lets ordinary floats reach far enough out; ``sphere_points`` finds
+the directions; ``distance_to_prototypes`` puts the embedded nodes on top of a network.
 """
 
 from icml25.hsdte.distances import (
-    Distortion,
     distance_to_prototypes,
     pairwise_distance,
     poincare_distance,
@@ -16,6 +15,7 @@ from icml25.hsdte.distances import (
 from icml25.hsdte.embedding import TreeEmbedding, embed_tree, max_scale
 from icml25.hsdte.expansion import Expansion, max_radius
 from icml25.hsdte.experiments import EXPERIMENTS
+from icml25.hsdte.metrics import Distortion
 from icml25.hsdte.sphere import sphere_points
 from icml25.hsdte.trees import RootedTree
 

@@ -1,9 +1,8 @@
-"""Distances between points kept as expansions, and the metrics of an embedded tree."""
+"""Distances between points kept as expansions: two by two, and by common ancestors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,14 +11,12 @@ from icml25.hsdte.expansion import MAX_TERMS, Expansion
 from icml25.hsdte.trees import RootedTree
 
 __all__ = [
-    "Distortion",
+    "AncestorViews",
     "deficit",
     "distance_to_prototypes",
-    "distortion",
     "pairwise_distance",
     "poincare_distance",
     "tree_blocks",
-    "tree_distortion",
     "tree_pairwise_distance",
 ]
 
@@ -133,28 +130,7 @@ def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
     return _distance(square, m[:, None], deficit(points))
 
 
-@dataclass(frozen=True)
-class Distortion:
-    """How well distances ``D`` in the ball repeat distances ``T`` of the tree.
-
-    Attributes:
-        d_ave: mean over pairs of ``|D / (tau T) - 1|``.
-        d_max: the largest of these.
-        d_wc: largest ``D/T`` over smallest ``D/T``; 1 is perfect.
-        map: mean average precision: are a node's neighbours its nearest points?
-        map_ceiling: MAP of the tree metric; below 1 where edges differ in length.
-        pairs: unordered pairs of nodes.
-    """
-
-    d_ave: float
-    d_max: float
-    d_wc: float
-    map: float
-    map_ceiling: float
-    pairs: int
-
-
-class _Views:
+class AncestorViews:
     """The tree as each ancestor sees it: descendants' directions and distances.
 
     The inversion that swaps ``v`` and the origin,
@@ -164,6 +140,7 @@ class _Views:
     """
 
     def __init__(self, tree: RootedTree, points: Expansion) -> None:
+        self.tree = tree
         self.points = points
         self.m = deficit(points)
         inner = torch.nonzero(tree.num_children > 0).flatten()[1:].to(points.device)
@@ -189,23 +166,21 @@ class _Views:
         norm2 = y.square().sum(-1)
         return 2 * (norm2 / m).sqrt().asinh(), y / norm2.sqrt()[:, None]
 
-
-def _edge_lengths(tree: RootedTree, views: _Views) -> Tensor:
-    """``(n,)`` embedded length of the edge to the parent; 0 for the root."""
-    device = views.points.device
-    length = torch.zeros(len(tree), dtype=torch.float64, device=device)
-    nodes = torch.arange(len(tree), device=device)
-    if len(tree) > 1:
-        first = tree.levels[1]
-        length[first] = views(None, nodes[first])[0]
-        if first.stop < len(tree):
-            rest = slice(first.stop, len(tree))
-            length[rest] = views(tree.parent[rest].to(device), nodes[rest])[0]
-    return length
+    def edge_lengths(self) -> Tensor:
+        """``(n,)`` embedded length of the edge to the parent; 0 for the root."""
+        device = self.points.device
+        length = torch.zeros(len(self.tree), dtype=torch.float64, device=device)
+        nodes = torch.arange(len(self.tree), device=device)
+        for depth, level in enumerate(self.tree.levels[1:3], 1):
+            # Level 1 hangs on the root, which has no inversion; all others are alike.
+            rest = slice(level.start, level.stop if depth == 1 else len(self.tree))
+            parent = self.tree.parent[rest].to(device) if depth > 1 else None
+            length[rest] = self(parent, nodes[rest])[0]
+        return length
 
 
 def tree_blocks(
-    tree: RootedTree, points: Expansion, *, max_elements: int = 1 << 17
+    views: AncestorViews, *, max_elements: int = 1 << 17
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
     r"""All distances of an embedded tree, block by block, by lowest common ancestor.
 
@@ -215,8 +190,7 @@ def tree_blocks(
     + \sinh r_1\sinh r_2\,\frac{1-u_1\cdot u_2}2$.
 
     Args:
-        tree: the tree.
-        points: ``(n, d)`` its nodes.
+        views: the embedded tree.
         max_elements: pairs in one block.
 
     Yields:
@@ -227,12 +201,7 @@ def tree_blocks(
     Notes:
         ``n * depth`` expansions instead of ``n^2``; the memory of a level is ``n d``.
     """
-    yield from _blocks(tree, _Views(tree, points), max_elements)
-
-
-def _blocks(
-    tree: RootedTree, views: _Views, max_elements: int
-) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    tree = views.tree
     device = views.points.device
     place, size = tree.depth_first, tree.subtree_size
     node_at = torch.argsort(place)
@@ -325,129 +294,8 @@ def tree_pairwise_distance(tree: RootedTree, points: Expansion) -> Tensor:
     """All distances by :func:`tree_blocks`, as ``(n, n)`` in the tree's numbering."""
     size = len(tree)
     out = torch.zeros(size, size, dtype=torch.float64, device=points.device)
-    for rows, cols, distance, _ in tree_blocks(tree, points):
+    for rows, cols, distance, _ in tree_blocks(AncestorViews(tree, points)):
         out[rows, cols] = distance
     out = out + out.T
     place = tree.depth_first.to(points.device)
     return out[place[:, None], place]
-
-
-class _Precision:
-    """Mean average precision, counted block by block.
-
-    For each directed edge ``a -> b``: how many points are at most as far from ``a`` as
-    ``b`` is, and how many of these are neighbours.
-    """
-
-    def __init__(self, tree: RootedTree, place: Tensor, length: Tensor) -> None:
-        child = torch.arange(1, len(tree), device=length.device)
-        parent = tree.parent[1:].to(length.device)
-        source = torch.cat([place[child], place[parent]])
-        length = length[1:].repeat(2)
-        by_length = torch.argsort(length, stable=True)
-        order = by_length[torch.argsort(source[by_length], stable=True)]
-        self.source, length = source[order], length[order]
-        # Equal lengths, up to rounding, rank together: a run ends where they grow.
-        limit = length * (1 + 1e-12)
-        ends = torch.ones(len(length), dtype=torch.bool, device=length.device)
-        ends[:-1] = (self.source[1:] != self.source[:-1]) | (length[1:] > limit[:-1])
-        last = torch.nonzero(ends).flatten()
-        run = torch.cumsum(ends, 0) - ends.long()
-        self.limit = limit[last[run]]
-        self.first = torch.searchsorted(
-            self.source, torch.arange(len(tree) + 1, device=length.device)
-        )
-        self.neighbours = last[run] - self.first[self.source] + 1
-        self.within = torch.zeros_like(self.source)
-        self.bounds = self.first.tolist()
-
-    def add(self, begin: int, end: int, distance: Tensor, nearest: Tensor) -> None:
-        """Distances ``(end - begin, k)`` from the places ``begin..end`` to others.
-
-        ``nearest``: the smallest of them; most blocks are out of reach of any edge.
-        """
-        edges = slice(self.bounds[begin], self.bounds[end])
-        if nearest > self.limit[edges].max():
-            return
-        limit = self.limit[edges, None]
-        rows = self.source[edges] - begin
-        self.within[edges] += (distance[rows] <= limit).sum(1)
-
-    def value(self) -> float:
-        precision = self.neighbours.double() / self.within
-        degree = self.first[1:] - self.first[:-1]
-        total = precision.new_zeros(len(degree)).index_add_(0, self.source, precision)
-        return float((total / degree).mean())
-
-
-def tree_distortion(
-    tree: RootedTree, points: Expansion, tau: float, *, max_elements: int = 1 << 17
-) -> Distortion:
-    """:class:`Distortion` of an embedded tree, streamed: no ``n x n`` matrix."""
-    if len(tree) == 1:
-        return Distortion(0.0, 0.0, 1.0, 1.0, 1.0, 0)
-    device = points.device
-    views = _Views(tree, points)
-    place = tree.depth_first.to(device)
-    found = _Precision(tree, place, _edge_lengths(tree, views))
-    ideal = _Precision(tree, place, tree.weight.to(device))
-    even = bool((tree.weight[1:] == tree.weight[1]).all())
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    low, high = total + torch.inf, total - torch.inf
-    for rows, cols, distance, path in _blocks(tree, views, max_elements):
-        ratio = distance / path
-        least, most = ratio.aminmax()
-        low, high = torch.minimum(low, least), torch.maximum(high, most)
-        total += ratio.div_(tau).sub_(1).abs_().sum()
-        for metric, values in ((found, distance), (ideal, path)):
-            if metric is ideal and even:
-                continue  # equal edges: neighbours are nearest by definition
-            nearest = values.min()
-            metric.add(rows.start, rows.stop, values, nearest)
-            metric.add(cols.start, cols.stop, values.T, nearest)
-    pairs = len(tree) * (len(tree) - 1) // 2
-    worst = torch.maximum((low / tau - 1).abs(), (high / tau - 1).abs())
-    return Distortion(
-        d_ave=float(total) / pairs,
-        d_max=float(worst),
-        d_wc=float(high / low),
-        map=found.value(),
-        map_ceiling=1.0 if even else ideal.value(),
-        pairs=pairs,
-    )
-
-
-def distortion(tree: RootedTree, distances: Tensor, tau: float = 1.0) -> Distortion:
-    """:class:`Distortion` of any ``(n, n)`` matrix of distances, for other methods.
-
-    Raises:
-        ValueError: the matrix has another shape than the tree.
-    """
-    size = len(tree)
-    if distances.shape != (size, size):
-        raise ValueError(
-            f"distances have shape {tuple(distances.shape)}; the tree has {size} nodes"
-        )
-    if size == 1:
-        return Distortion(0.0, 0.0, 1.0, 1.0, 1.0, 0)
-    distances = (distances + distances.T) / 2  # equal both ways, to the last bit
-    target = tree.distances().to(distances.device)
-    pair = ~torch.eye(size, dtype=torch.bool, device=distances.device)
-    ratio = distances[pair] / target[pair]
-    error = (ratio / tau - 1).abs()
-    nodes = torch.arange(size, device=distances.device)
-    value = []
-    for matrix in (distances, target):
-        length = torch.zeros(size, dtype=matrix.dtype, device=matrix.device)
-        length[1:] = matrix[nodes[1:], tree.parent[1:].to(matrix.device)]
-        metric = _Precision(tree, nodes, length)
-        metric.add(0, size, matrix.masked_fill(~pair, torch.inf), matrix.min())
-        value.append(metric.value())
-    return Distortion(
-        d_ave=float(error.mean()),
-        d_max=float(error.max()),
-        d_wc=float(ratio.max() / ratio.min()),
-        map=value[0],
-        map_ceiling=value[1],
-        pairs=size * (size - 1) // 2,
-    )

@@ -9,14 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icml25.hsdte.distances import (
-    Distortion,
-    _edge_lengths,
-    _Views,
-    tree_distortion,
-    tree_pairwise_distance,
-)
-from icml25.hsdte.expansion import BITS, MAX_TERMS, Expansion, max_radius
+from icml25.hsdte.arithmetic import BITS, MAX_TERMS
+from icml25.hsdte.distances import AncestorViews, tree_pairwise_distance
+from icml25.hsdte.expansion import Expansion, max_radius
+from icml25.hsdte.metrics import Distortion, tree_distortion
 from icml25.hsdte.sphere import direction_table
 from icml25.hsdte.trees import RootedTree
 
@@ -55,7 +51,7 @@ class TreeEmbedding:
 
     def edge_errors(self) -> Tensor:
         r"""``(n - 1,)`` nats by which each edge misses $\tau w$: what the bits cost."""
-        length = _edge_lengths(self.tree, _Views(self.tree, self.points))
+        length = AncestorViews(self.tree, self.points).edge_lengths()
         return length[1:] - self.tau * self.tree.weight[1:].to(length.device)
 
 
@@ -106,7 +102,8 @@ def embed_tree(
     The root is at the origin. For every other inner node ``v`` the inversion that swaps
     ``v`` and the origin shows where the parent is; the unit vectors of ``v`` are turned
     so that the first points there; the others, times $\tanh(\tau w/2)$, are the
-    children, and the same inversion carries them back. All nodes of a level are done at once.
+    children, and the same inversion carries them back. All nodes of a level are done
+    at once.
 
     Args:
         tree: the tree.

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from icml25.core import Experiment, data, make_generator, progress
 from icml25.hsdte.baselines import euclidean_adam, h_mds, riemannian_adam
-from icml25.hsdte.distances import Distortion, distance_to_prototypes, distortion
+from icml25.hsdte.distances import distance_to_prototypes
 from icml25.hsdte.embedding import embed_tree, max_scale
 from icml25.hsdte.expansion import max_radius
+from icml25.hsdte.metrics import Distortion, distortion
 from icml25.hsdte.sphere import (
     direction_table,
     rankin_angle,

@@ -195,7 +195,7 @@ def _anneal_softmax(w: Tensor, steps: int = 500) -> Tensor:
     r"""Minimise $\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}$ while beta grows.
 
     For small beta all pairs push; for large beta only the closest do. Several starts
-    run as one batch ``(starts, m, d)``; the one with the largest smallest angle is kept.
+    run as one batch ``(starts, m, d)``; the best one is kept.
     """
     count = w.shape[-2]
     eye = torch.eye(count, dtype=torch.bool)

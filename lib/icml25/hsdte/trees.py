@@ -57,7 +57,7 @@ class RootedTree:
         if not np.issubdtype(parents.dtype, np.integer):
             raise ValueError(f"parent has dtype {parents.dtype}; give whole numbers")
         size = len(parents)
-        weights = np.ones(size) if weight is None else np.array(weight, dtype=float)
+        weights = np.ones(size) if weight is None else _as_floats(weight)
         for name, given in (("weight", weights), ("labels", labels)):
             if given is not None and len(given) != size:
                 raise ValueError(
@@ -316,6 +316,10 @@ def _breadth_first(parents: np.ndarray) -> np.ndarray:
             f"node {lost[0]}"
         )
     return order
+
+
+def _as_floats(weight: Sequence[float] | Tensor) -> np.ndarray:
+    return torch.as_tensor(weight, dtype=torch.float64).numpy()
 
 
 def _check_weights(weights: np.ndarray, parents: np.ndarray) -> None:
