@@ -226,10 +226,11 @@ def mul(a: Tensor, b: Tensor, terms: int, method: str) -> Tensor:
         return a * b
     if terms == 2:  # double word times double word: error <= 5 * 2^(-2p)
         p, e = two_prod(a[0], b[0], method=method)
+        # Not addcmul: fused or not would change the last bit from device to device.
         if b.shape[0] == 2:
-            e = torch.addcmul(e, a[0], b[1])
+            e = e + a[0] * b[1]
         if a.shape[0] == 2:
-            e = torch.addcmul(e, a[1], b[0])
+            e = e + a[1] * b[0]
         return torch.stack(fast_two_sum(p, e))
     levels = _partial_products(a.unsqueeze(1), b.unsqueeze(1), terms, method)
     return distill(levels, terms)

@@ -107,32 +107,31 @@ def planar_figure(tree: RootedTree, tau: float, terms: int) -> Figure:
         1, 2, figsize=(6.6, 3.2), width_ratios=(1, 1.05), layout="constrained"
     )
     draw_disc(disc, embedded, steps=9)
-    depth = torch.repeat_interleave(
-        torch.arange(1, len(tree.levels)),
-        torch.tensor([level.stop - level.start for level in tree.levels[1:]]),
-    )
-    spread = 0.3 * torch.linspace(-1, 1, len(depth))
+    place = [
+        number + 0.3 * torch.linspace(-1, 1, level.stop - level.start)
+        for number, level in enumerate(tree.levels[1:], 1)
+    ]
     right.axhline(1, color=COLORS["baseline"], linewidth=1)
     right.plot(
-        (depth + spread)[~lost],
+        torch.cat(place)[~lost],
         length[~lost].clamp(0, 2.2),
         ".",
         color=COLORS["method"],
     )
     right.set(
         xlabel="level of the edge",
-        ylabel="its length in the ball / $\\tau$",
+        ylabel="its length in the ball / τ",
         ylim=(-0.1, 2.3),
         xticks=range(1, len(tree.levels)),
     )
     colour = COLORS["green"] if radius <= limit - 3 else COLORS["orange"]
-    state = f"$R$ = {radius:.0f} of $R_{{\\max}}$ = {limit:.0f} nats"
+    state = f"R = {radius:.0f} of R_max = {limit:.0f} nats"
     if int(lost.sum()):
         state += f"; {int(lost.sum())} edges lost"
     right.set_title(state, color=colour)
     if radius <= limit - 1:
         report = embedded.report()
-        words = f"$D_{{ave}}$ = {report.d_ave:.3f}\n$D_{{wc}}$ = {report.d_wc:.3f}"
+        words = f"D_ave = {report.d_ave:.3f}\nD_wc = {report.d_wc:.3f}"
     else:
         words = "past the limit:\nthe drawing is noise"
     right.text(0.97, 0.95, words, transform=right.transAxes, ha="right", va="top")
@@ -216,7 +215,7 @@ def bits_figure(radius: float, terms: int = 4) -> Figure:
         )
     for row in range(terms):
         shown = f"{error[row]:.0e}" if error[row] > 1e-300 else "0"
-        ax.text(-1, 0.4 - row, f"$x_{row + 1}$", ha="right", va="center")
+        ax.text(-1, 0.4 - row, f"x{row + 1}", ha="right", va="center")
         ax.text(
             bits + 1, 0.4 - row, f"error of 1 − |x|: {shown}", va="center", fontsize=8.5
         )
