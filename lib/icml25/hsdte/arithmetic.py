@@ -28,7 +28,8 @@ MAX_TERMS = 8
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""The rounded sum and its exact error, for operands of any size (Knuth; 6 flops).
 
-    $s = a \oplus b$ and $e$ with $s + e = a + b$ exactly, barring overflow.
+    :math:`s = a \oplus b` and :math:`e` with :math:`s + e = a + b` exactly, barring
+    overflow.
 
     Args:
         a, b: tensors of one dtype, broadcastable.
@@ -57,14 +58,15 @@ def _split(a: Tensor) -> tuple[Tensor, Tensor]:
 def two_prod(a: Tensor, b: Tensor, *, method: str = "dekker") -> tuple[Tensor, Tensor]:
     r"""The rounded product and its exact error.
 
-    $p = a \otimes b$ and $e$ with $p + e = ab$ exactly, unless $|ab|$ falls below about
-    $2^{-970}$ (float64) or $2^{-103}$ (float32), where $e$ underflows.
+    :math:`p = a \otimes b` and :math:`e` with :math:`p + e = ab` exactly, unless
+    :math:`|ab|` falls below about :math:`2^{-970}` (float64) or :math:`2^{-103}`
+    (float32), where :math:`e` underflows.
 
     Args:
         a, b: tensors of one dtype, broadcastable.
         method: ``"dekker"`` (17 flops, exact wherever IEEE rounding holds) or ``"fma"``
             (2 flops, exact only where ``addcmul`` is fused: ask
-            :func:`product_is_exact` first).
+            ``product_is_exact`` first).
 
     Returns:
         ``(p, e)``.
@@ -129,11 +131,11 @@ def renormalize(components: Sequence[Tensor], terms: int) -> Tensor:
     Args:
         components: floats of roughly decreasing size, each ``(...)``; their sum is
             meant.
-        terms: components kept, $t$.
+        terms: components kept, :math:`t`.
 
     Returns:
-        ``(terms, ...)`` with $|x_{i+1}| \le \mathrm{ulp}(x_i)$; the sum is kept up to
-        about one unit in the last place of the last term.
+        ``(terms, ...)`` with :math:`|x_{i+1}| \le \mathrm{ulp}(x_i)`; the sum is kept
+        up to about one unit in the last place of the last term.
     """
     rest = _vec_sum(list(components))
     kept = []

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def deficit(x: Expansion) -> Tensor:
-    r"""$m(x) = 1 - |x|^2$, subtracted in expansions and then rounded.
+    r""":math:`m(x) = 1 - |x|^2`, subtracted in expansions and then rounded.
 
     Args:
         x: ``(..., d)`` points of the unit ball.
@@ -54,15 +54,16 @@ def _guarded(x: Expansion, guard: int) -> Expansion:
 
 
 def poincare_distance(x: Expansion, y: Expansion, *, guard: int = 1) -> Tensor:
-    r"""Hyperbolic distance of points of the unit ball (``eq-distance`` in the book).
+    r"""Hyperbolic distance of points of the unit ball, ``hsdte-eq-distance``.
 
-    $d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (m(x)\,m(y))}$
+    :math:`d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (m(x)\,m(y))}`
 
     Args:
         x, y: ``(..., d)``, broadcastable.
         guard: components more than stored that the subtractions use. One makes the
-            distance *of the stored points* right to $10^{-14}$; with none the error is
-            of the order $e^{R - R_{\max}}$, that of the points themselves.
+            distance *of the stored points* right to :math:`10^{-14}`; with none the
+            error is of the order :math:`e^{R - R_{\max}}`, that of the points
+            themselves.
 
     Returns:
         ``(...)`` float64. Differentiable where the points differ.
@@ -184,10 +185,10 @@ def tree_blocks(
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
     r"""All distances of an embedded tree, block by block, by lowest common ancestor.
 
-    Nodes below different children of ``a`` are seen from ``a`` at distances $r_1, r_2$
-    in directions $u_1, u_2$ that are far apart, so nothing cancels:
-    $\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2
-    + \sinh r_1\sinh r_2\,\frac{1-u_1\cdot u_2}2$.
+    Nodes below different children of ``a`` are seen from ``a`` at distances
+    :math:`r_1, r_2` in directions :math:`u_1, u_2` that are far apart, so nothing
+    cancels: :math:`\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2 + \sinh r_1\sinh r_2\,c`,
+    :math:`c = (1-u_1\cdot u_2)/2`.
 
     Args:
         views: the embedded tree.

@@ -104,7 +104,7 @@ def planar_figure(tree: RootedTree, tau: float, terms: int) -> Figure:
     length = AncestorViews(tree, embedded.points).edge_lengths()[1:] / tau
     lost = ~length.isfinite()
     fig, (disc, right) = plt.subplots(
-        1, 2, figsize=(6.6, 3.2), width_ratios=(1, 1.05), layout="constrained"
+        1, 2, figsize=(5.9, 2.8), width_ratios=(1, 1.05), layout="constrained"
     )
     draw_disc(disc, embedded, steps=9)
     place = [
@@ -155,7 +155,7 @@ def angle_figure(points: Tensor, tau: float) -> Figure:
     table = {1: points[:1], count - 1: points[1:], count: points}
     embedded = embed_tree(tree, dim, tau=tau, points=table, twist=False)
     measured = embedded.report().d_max
-    fig, ax = plt.subplots(figsize=(6.2, 2.5), layout="constrained")
+    fig, ax = plt.subplots(figsize=(5.9, 2.5), layout="constrained")
     ax.hist(
         torch.rad2deg(cosine.acos()).numpy(),
         bins=range(0, 184, 4),

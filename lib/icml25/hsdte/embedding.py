@@ -50,7 +50,7 @@ class TreeEmbedding:
         return tree_distortion(self.tree, self.points, self.tau)
 
     def edge_errors(self) -> Tensor:
-        r"""``(n - 1,)`` nats by which each edge misses $\tau w$: what the bits cost."""
+        r"""``(n - 1,)`` nats by which each edge misses :math:`\tau w`."""
         length = AncestorViews(self.tree, self.points).edge_lengths()
         return length[1:] - self.tau * self.tree.weight[1:].to(length.device)
 
@@ -62,13 +62,13 @@ def max_scale(
     *,
     margin: float = 3.0,
 ) -> float:
-    r"""The largest safe scale, $(R_{\max} - \mu)$ over the tree's eccentricity.
+    r"""The largest safe scale, :math:`(R_{\max} - \mu)` over the tree's eccentricity.
 
     Args:
         tree: hang it up at its centre first (:meth:`RootedTree.recentered`).
-        terms: components $t$.
+        terms: components :math:`t`.
         dtype: of the components.
-        margin: $\mu$; edges then come out right to about $e^{-\mu}$ nats.
+        margin: :math:`\mu`; edges then come out right to about :math:`e^{-\mu}` nats.
 
     Returns:
         The scale; 1 for a single node.
@@ -101,17 +101,17 @@ def embed_tree(
 
     The root is at the origin. For every other inner node ``v`` the inversion that swaps
     ``v`` and the origin shows where the parent is; the unit vectors of ``v`` are turned
-    so that the first points there; the others, times $\tanh(\tau w/2)$, are the
+    so that the first points there; the others, times :math:`\tanh(\tau w/2)`, are the
     children, and the same inversion carries them back. All nodes of a level are done
     at once.
 
     Args:
         tree: the tree.
-        dim: dimension $d \ge 2$.
-        tau: scale $\tau > 0$; default: :func:`max_scale`.
-        terms: components of each coordinate, $t$, 1 to 8.
+        dim: dimension :math:`d \ge 2`.
+        tau: scale :math:`\tau > 0`; default: :func:`max_scale`.
+        terms: components of each coordinate, :math:`t`, 1 to 8.
         dtype: of the components, float64 or float32.
-        points: method of :func:`~icml25.hsdte.sphere.sphere_points` (the paper's is
+        points: method of :func:`~icml25.hsdte.sphere_points` (the paper's is
             ``"mam"``; the default is the best known), or a table of unit vectors by
             degree, row 0 towards the parent.
         twist: turn the directions of each node by its own random rotation before they
@@ -120,7 +120,7 @@ def embed_tree(
         generator: for directions that are searched, and for the twist.
         device: where the points are built.
         product: ``"dekker"``, or ``"fma"`` after
-            :func:`~icml25.hsdte.expansion.product_is_exact` has said so.
+            ``arithmetic.product_is_exact`` has said so.
         strict: refuse scales that the components cannot hold. False shows what happens.
 
     Returns:
@@ -132,7 +132,7 @@ def embed_tree(
             a degree that the method has no directions for.
 
     Notes:
-        Edges come out as $\tau w$ up to about $e^{R - R_{\max}}$ nats.
+        Edges come out as :math:`\tau w` up to about :math:`e^{R - R_{\max}}` nats.
 
     Example:
         >>> tree = RootedTree.balanced(3, 4)

@@ -131,7 +131,7 @@ class SeparationConfig:
 
     Attributes:
         cases: pairs (d, m).
-        methods: names for :func:`~icml25.hsdte.sphere.sphere_points`.
+        methods: names for :func:`~icml25.hsdte.sphere_points`.
     """
 
     cases: tuple[tuple[int, int], ...] = (

@@ -1,7 +1,7 @@
 """Directions: unit vectors that are as far apart as possible.
 
 A node with ``m`` neighbours needs ``m`` unit vectors; the smallest angle between them
-sets the worst distortion (``eq-law`` in the book).
+sets the worst distortion (``hsdte-eq-law`` in the book).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def sphere_points(
     r"""``count`` unit vectors in ``dim`` dimensions, well apart.
 
     Args:
-        count: number of vectors $m \ge 1$.
-        dim: dimension $d \ge 2$.
-        method: ``"auto"`` is the best known: the simplex for $m \le d+1$, the orthoplex
-            for $m \le 2d$, a regular polygon in the plane, else ``"softmax"``. The
-            paper's objective is ``"mam"``; the others are for comparison, see
+        count: number of vectors :math:`m \ge 1`.
+        dim: dimension :math:`d \ge 2`.
+        method: ``"auto"`` is the best known: the simplex for :math:`m \le d+1`, the
+            orthoplex for :math:`m \le 2d`, a regular polygon in the plane, else
+            ``"softmax"``. The paper's objective is ``"mam"``; the others are for comparison, see
             :data:`METHODS`.
         generator: where an iterative method draws its start.
         start: ``(m, d)`` start of an iterative method instead of a drawn one.
@@ -84,8 +84,8 @@ def smallest_angle(points: Tensor) -> Tensor:
 def rankin_angle(count: int, dim: int) -> float:
     r"""Rankin's bound on the smallest angle of ``count`` unit vectors, in degrees.
 
-    $\arccos(-1/(m-1))$ for $m \le d + 1$, attained by the simplex alone; 90 for
-    $m \le 2d$, attained by the orthoplex. Beyond, 90 is not attained.
+    :math:`\arccos(-1/(m-1))` for :math:`m \le d + 1`, attained by the simplex alone; 90
+    for :math:`m \le 2d`, attained by the orthoplex. Beyond, 90 is not attained.
     """
     if count <= dim + 1:
         return math.degrees(math.acos(-1 / max(count - 1, 1)))
@@ -101,7 +101,8 @@ def direction_table(
 ) -> dict[int, Tensor]:
     r"""Unit vectors for every degree that occurs; each degree is solved once.
 
-    A tree with $n$ nodes has at most $(\sqrt{16n-15}-1)/2$ distinct degrees.
+    A tree with :math:`n` nodes has at most :math:`(\sqrt{16n-15}-1)/2` distinct
+    degrees.
     """
     return {
         degree: sphere_points(degree, dim, method, generator=generator)
@@ -192,7 +193,9 @@ _CODES: dict[str, Callable[[int, int], Tensor]] = {
 
 
 def _anneal_softmax(w: Tensor, steps: int = 500) -> Tensor:
-    r"""Minimise $\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}$ while beta grows.
+    r"""Minimise a soft-max of the cosines while it hardens.
+
+    :math:`\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}` with growing beta.
 
     For small beta all pairs push; for large beta only the closest do. Several starts
     run as one batch ``(starts, m, d)``; the best one is kept.
