@@ -164,16 +164,15 @@ def angle_figure(points: Tensor, tau: float) -> Figure:
     best = rankin_angle(count, dim)
     ax.axvline(best, color=COLORS["ink"], linestyle="--", linewidth=1)
     ax.axvline(worst, color=COLORS["orange"])
-    name = "optimum" if count <= 2 * dim else "never reached"
     ax.set(
         xlabel="angle between two directions (degrees)", ylabel="pairs", xlim=(0, 180)
     )
     ax.text(
         0.01,
         0.97,
-        f"smallest angle {worst:.0f}° (orange)\nRankin's bound {best:.0f}° (dashed, "
-        f"{name})\nlargest error, law at worst: {predicted:.3f}\n"
-        f"largest error, measured: {measured:.3f}",
+        f"smallest {worst:.0f}° (orange)\nRankin's bound {best:.0f}° (dashed)\n"
+        f"largest error, law: {predicted:.3f}\n"
+        f"measured: {measured:.3f}",
         transform=ax.transAxes,
         va="top",
         fontsize=8.5,

@@ -21,7 +21,8 @@ def drift_angle(angle: float, length: float) -> float:
     r"""How far the geodesic back to the start turns off the last edge, at most.
 
     The least fixed point of
-    :math:`\cot\delta = (\sinh\ell - \cosh\ell\cos(\theta-\delta)) / \sin(\theta-\delta)`
+    :math:`\cot\delta = (\sinh\ell - \cosh\ell\cos\varphi) / \sin\varphi`,
+    :math:`\varphi = \theta - \delta`
     (``hsdte-eq-drift`` in the book), about :math:`2e^{-\ell}\cot(\theta/2)`.
 
     Args:

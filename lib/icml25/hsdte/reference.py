@@ -5,15 +5,17 @@ Slow and short: what the batched form is checked and timed against.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from icml25.hsdte.arithmetic import BITS
+from icml25.hsdte.expansion import Expansion
 from icml25.hsdte.trees import RootedTree
 
-__all__ = ["distance_by_mpmath", "embed_by_node"]
+__all__ = ["correct_bits", "distance_by_mpmath", "embed_by_node"]
 
 Vector = list[Any]  # of mpmath.mpf
 
@@ -101,3 +103,46 @@ def distance_by_mpmath(x: Vector, y: Vector) -> float:
     gap = [a - b for a, b in zip(x, y, strict=True)]
     t = _dot(gap, gap) / ((1 - _dot(x, x)) * (1 - _dot(y, y)))
     return float(2 * mpmath.asinh(mpmath.sqrt(t)))
+
+
+def correct_bits(terms: int, count: int = 150) -> dict[str, float]:
+    """Correct bits of each operation of ``terms`` doubles, in the worst of many cases.
+
+    The oracle works with 1,400 bits. Operands are square roots over 40 binades; the
+    last case subtracts numbers that agree in all components but the last.
+
+    Returns:
+        Bits by the operation's name; infinite where nothing at all was lost.
+    """
+    import mpmath
+
+    with mpmath.workprec(1400):
+        x, y = (
+            Expansion.from_mpmath(
+                [
+                    mpmath.sqrt(shift + 2 * i) * mpmath.mpf(2) ** (i % 40 - shift)
+                    for i in range(count)
+                ],
+                terms,
+            )
+            for shift in (15, 22)
+        )
+        last = x.components.clone()
+        last[-1] *= 1.25
+        near = Expansion(last)
+        a, b, c = ([z.to_mpmath(i) for i in range(count)] for z in (x, y, near))
+        cases = {
+            "add": (x + y, [p + q for p, q in zip(a, b, strict=True)]),
+            "multiply": (x * y, [p * q for p, q in zip(a, b, strict=True)]),
+            "divide": (x / y, [p / q for p, q in zip(a, b, strict=True)]),
+            "root": (x.sqrt(), [mpmath.sqrt(p) for p in a]),
+            "cancel": (near - x, [p - q for p, q in zip(c, a, strict=True)]),
+        }
+        out = {}
+        for name, (ours, exact) in cases.items():
+            error = [abs(ours.to_mpmath(i) - v) for i, v in enumerate(exact)]
+            worst = max(
+                e / abs(v) if v else e for e, v in zip(error, exact, strict=True)
+            )
+            out[name] = float(-mpmath.log(worst, 2)) if worst else math.inf
+        return out

@@ -36,8 +36,8 @@ def sphere_points(
         dim: dimension :math:`d \ge 2`.
         method: ``"auto"`` is the best known: the simplex for :math:`m \le d+1`, the
             orthoplex for :math:`m \le 2d`, a regular polygon in the plane, else
-            ``"softmax"``. The paper's objective is ``"mam"``; the others are for comparison, see
-            :data:`METHODS`.
+            ``"softmax"``. The paper's objective is ``"mam"``; the others are
+            for comparison, see ``METHODS``.
         generator: where an iterative method draws its start.
         start: ``(m, d)`` start of an iterative method instead of a drawn one.
 
