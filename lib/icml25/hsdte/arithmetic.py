@@ -22,7 +22,8 @@ __all__ = [
 #: Significand bits p, and Veltkamp's splitter 2^ceil(p/2) + 1.
 BITS = {torch.float64: 53, torch.float32: 24}
 _SPLITTER = {torch.float64: 2.0**27 + 1, torch.float32: 2.0**12 + 1}
-MAX_TERMS = 8
+#: Components that the exponents leave room for; a tail that underflows loses bits.
+MAX_TERMS = {torch.float64: 8, torch.float32: 4}
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ def _twice_arsinh_root(q: Tensor) -> Tensor:
 
 
 def _guarded(x: Expansion, guard: int) -> Expansion:
-    return x.with_terms(min(x.terms + guard, MAX_TERMS + 1))
+    return x.with_terms(min(x.terms + guard, MAX_TERMS[x.dtype] + 1))
 
 
 def poincare_distance(x: Expansion, y: Expansion, *, guard: int = 1) -> Tensor:

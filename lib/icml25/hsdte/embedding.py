@@ -119,8 +119,8 @@ def embed_tree(
             curling up. Our addition; the paper's construction has none.
         generator: for directions that are searched, and for the twist.
         device: where the points are built.
-        product: ``"dekker"``, or ``"fma"`` after
-            ``arithmetic.product_is_exact`` has said so.
+        product: ``"dekker"``, or ``"fma"`` where the self-test
+            ``arithmetic.product_is_exact`` allows it.
         strict: refuse scales that the components cannot hold. False shows what happens.
 
     Returns:
@@ -191,7 +191,11 @@ def _check(
     if strict and radius > limit - 1:
         needed = terms_for(radius, dtype)
         name = str(dtype).removeprefix("torch.")
-        cure = f"terms={needed} would do" if needed <= MAX_TERMS else "no terms will do"
+        cure = (
+            f"terms={needed} would do"
+            if needed <= MAX_TERMS[dtype]
+            else "no terms will do"
+        )
         raise ValueError(
             f"tau={tau:g} puts nodes at radius R = {radius:.1f}, but terms={terms} of "
             f"{name} reach R_max = {limit:.1f} (and need a margin of 1); {cure}, or "

@@ -7,6 +7,7 @@ so it runs on any device and in batches. The component axis comes first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from icml25.hsdte.arithmetic import (
     dot,
     mul,
     pad,
+    product_is_exact,
     reciprocal,
     rsqrt,
 )
@@ -75,7 +77,8 @@ class Expansion:
 
     Raises:
         TypeError: the components are neither float64 nor float32.
-        ValueError: no component, more than 8, or an unknown product.
+        ValueError: no component, more than 8 (float64) or 4 (float32: its exponents
+            hold no more), an unknown product, or a fused one where the self-test fails.
 
     Example:
         >>> three = torch.tensor(3.0, dtype=torch.float64)
@@ -91,20 +94,27 @@ class Expansion:
             raise TypeError(
                 f"components have dtype {components.dtype}; use float64 or float32"
             )
-        if components.ndim == 0 or not 1 <= components.shape[0] <= MAX_TERMS + 1:
+        most = MAX_TERMS[components.dtype]
+        # One more than a caller may ask for: distances guard with it.
+        if components.ndim == 0 or not 1 <= components.shape[0] <= most + 1:
             raise ValueError(
                 f"components of shape {tuple(components.shape)}: the first axis holds "
-                f"1 to {MAX_TERMS} terms"
+                f"1 to {most} terms of {components.dtype}"
             )
         if product not in ("dekker", "fma"):
             raise ValueError(f"product={product!r}: allowed are 'dekker' and 'fma'")
+        if product == "fma" and not _is_fused(components.device, components.dtype):
+            raise ValueError(
+                f"product='fma': addcmul is not fused on {components.device} for "
+                f"{components.dtype}, its error term would be lost; use 'dekker'"
+            )
         self.components = components
         self.product = product
 
     @classmethod
     def from_float(cls, x: Tensor, terms: int, *, product: str = "dekker") -> Expansion:
         """Plain floats as expansions with zeros behind; exact and differentiable."""
-        _check_terms(terms)
+        _check_terms(terms, x.dtype)
         return cls(pad(x.unsqueeze(0), terms), product=product)
 
     @classmethod
@@ -129,7 +139,7 @@ class Expansion:
         """
         import mpmath
 
-        _check_terms(terms)
+        _check_terms(terms, dtype)
         rows = []
         with mpmath.workprec(64 * (terms + 2) + 200):
             for value in values:
@@ -297,16 +307,20 @@ def max_radius(terms: int, dtype: torch.dtype = torch.float64) -> float:
     (``hsdte-eq-rmax`` in the book).
 
     Raises:
-        ValueError: ``terms`` is not 1 to 8, or the dtype has no expansions.
+        ValueError: the dtype has no expansions, or not so many terms.
     """
-    _check_terms(terms)
-    if dtype not in BITS:
-        raise ValueError(f"dtype={dtype}: allowed are torch.float64 and torch.float32")
+    _check_terms(terms, dtype)
     return (terms * BITS[dtype] + 1) * 0.6931471805599453
 
 
-def _check_terms(terms: int) -> None:
-    if isinstance(terms, bool) or not isinstance(terms, int):
-        raise ValueError(f"terms={terms!r}: give a whole number from 1 to {MAX_TERMS}")
-    if not 1 <= terms <= MAX_TERMS:
-        raise ValueError(f"terms={terms}: allowed are 1 to {MAX_TERMS}")
+def _check_terms(terms: int, dtype: torch.dtype) -> None:
+    if dtype not in BITS:
+        raise ValueError(f"dtype={dtype}: allowed are torch.float64 and torch.float32")
+    most = MAX_TERMS[dtype]
+    if isinstance(terms, bool) or not isinstance(terms, int) or not 1 <= terms <= most:
+        raise ValueError(f"terms={terms!r}: allowed are 1 to {most} of {dtype}")
+
+
+@cache
+def _is_fused(device: torch.device, dtype: torch.dtype) -> bool:
+    return product_is_exact("fma", device=device, dtype=dtype)
