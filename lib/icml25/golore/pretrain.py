@@ -36,8 +36,8 @@ class PretrainConfig:
     accumulate: int = 1  # backward passes per step
     num_steps: int = 100
     warmup: int = 10  # then cosine to a tenth
-    # The laptop's step sizes are the best of {1, 2, 3, 5}e-3 for AdamW and of
-    # {3, 5, 10, 20}e-3 for the others (one seed, 200 steps).
+    # The laptop's step sizes are the best of {2, 5, 10, 20}e-3 for each, over two
+    # seeds that no result uses.
     lr: float = 1e-2  # of GaLore and GoLore
     lr_adamw: float = 2e-3
     rank: int = 16
