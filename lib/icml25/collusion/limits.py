@@ -1,0 +1,100 @@
+"""What happens with infinitely many rows, and the earlier bounds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from icml25.collusion.tables import Tables
+
+__all__ = ["cracking_share", "explaining_eps", "hardt_bound", "limit_success"]
+
+
+def cracking_share(
+    law: Tables,
+    *,
+    target: int | None = None,
+    avoid: int | None = None,
+    features_only: bool = False,
+) -> Tensor:
+    r"""The share of members from which each element falls, in an infinite population.
+
+    :math:`\alpha_x = t/(1+t)` with :math:`t = \Delta_x / q_x`: the resistance over the
+    push.
+
+    Args:
+        law: probabilities (K, Y).
+        target: the planted label, or
+        avoid: the label to move away from (members write the second label).
+        features_only: as in ``planting_certificate``; only with ``target``.
+
+    Returns:
+        (K,): 0 where the label wins without any member, 1 where no share helps.
+
+    Raises:
+        ValueError: not exactly one of ``target`` and ``avoid``, or ``features_only``
+            without ``target``.
+    """
+    if (target is None) == (avoid is None) or (features_only and target is None):
+        raise ValueError(
+            f"target={target}, avoid={avoid}, features_only={features_only}: give one "
+            "of target and avoid; features_only goes with target"
+        )
+    label = avoid if target is None else target
+    rest = law.inside.clone()
+    rest[..., label] = -math.inf
+    resistance = rest.amax(-1) - law.inside[..., label]
+    if target is None:
+        resistance = -resistance
+    push = law.mapped[..., target] if features_only else law.mapped.sum(-1)
+    share = resistance / (resistance + push)
+    return torch.where(resistance > 0, share, torch.zeros_like(share))
+
+
+def limit_success(law: Tables, shares: Tensor, cracking: Tensor) -> Tensor:
+    """The staircase: mass of the elements that fall below each share, (P,)."""
+    return ((shares[:, None] > cracking) * law.mapped.sum(-1)).sum(-1)
+
+
+def hardt_bound(
+    law: Tables, shares: Tensor, *, target: int, features_only: bool = False
+) -> Tensor:
+    r"""The bound of Hardt et al. (2023) for an optimal classifier, one per share.
+
+    :math:`1 - \frac{1-\alpha}{\alpha}\Delta\xi` with features and labels,
+    :math:`1 - \frac{1-p}{p\alpha}\xi` with features only, where :math:`\xi` is the
+    mass of the signal set, :math:`\Delta` the largest lead of a rival given the element
+    and :math:`p` the smallest probability of the target given the element.
+    """
+    xi = law.inside.sum()
+    conditional = law.inside / law.inside.sum(-1, keepdim=True)
+    if features_only:
+        p = conditional[..., target].min()
+        return 1 - (1 - p) / (p * shares) * xi
+    rivals = conditional.clone()
+    rivals[..., target] = -math.inf
+    lead = (rivals.amax(-1) - conditional[..., target]).max()
+    return 1 - (1 - shares) / shares * lead * xi
+
+
+def explaining_eps(table: Tensor, prediction: Tensor, *, size: Tensor | int) -> Tensor:
+    r"""The smallest eps that makes a trained platform eps-suboptimal, in hindsight.
+
+    Under contamination :math:`(1-\epsilon)P + \epsilon Q` the mass of Q must make up,
+    at every element, for what the predicted label lacks:
+    :math:`\epsilon/(1-\epsilon) = \sum_x (\max_y P(x,y) - P(x, f(x)))`.
+
+    Args:
+        table: training counts on the signal set, (..., K, Y).
+        prediction: the platform's labels, (..., K).
+        size: number of all training rows.
+
+    Returns:
+        eps, (...).
+    """
+    rate = table / size
+    lack = rate.amax(-1) - rate.gather(-1, prediction[..., None]).squeeze(-1)
+    total = lack.sum(-1)
+    return total / (1 + total)
