@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from icml25.core.runtime import progress
-
 __all__ = ["Platform", "train_platform"]
 
 
@@ -110,7 +108,7 @@ def train_platform(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, foreach=True)
     steps = epochs * math.ceil(len(x) / batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in progress(range(epochs), desc=f"training a {kind} platform"):
+    for _ in range(epochs):
         order = torch.randperm(len(x), generator=generator, device=x.device)
         for batch in order.split(batch_size):
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
