@@ -1,42 +1,29 @@
 """Statistical collusion by collectives: certificates that need only one's own rows.
 
 ``tables`` turns rows into counts at the elements of a signal set, ``certificates``
-bounds what a collective will reach, ``limits`` says what it reaches with infinitely
-many rows, ``cars`` is the paper's data law, ``platforms`` trains real classifiers, and
-``experiments`` puts them together.
+bounds what a collective will reach, ``limits`` says where each element falls, ``cars``
+is the paper's data law, ``flights`` loads real rows, ``platforms`` trains classifiers,
+``figures`` and ``beyond`` put them together as experiments.
 """
 
-from icml25.collusion.cars import (
-    CAR_COLUMNS,
-    CAR_LABELS,
-    car_law,
-    car_signal,
-    sample_cars,
-)
 from icml25.collusion.certificates import (
     Certificate,
-    certified_share,
     erasing_certificate,
-    naive_unplanting_certificate,
     planting_certificate,
-    released_unplanting_bound,
-    second_label,
-    suboptimality_threshold,
     unplanting_certificate,
 )
-from icml25.collusion.limits import (
-    cracking_share,
-    explaining_eps,
-    hardt_bound,
-    limit_success,
-)
-from icml25.collusion.tables import (
-    SignalMap,
-    Tables,
-    count_tables,
-    draw_tables,
-    feature_only,
-    predict,
-    relabelled,
-    success,
-)
+from icml25.collusion.experiments import EXPERIMENTS
+from icml25.collusion.limits import certified_share
+from icml25.collusion.tables import SignalMap, Tables, count_tables
+
+__all__ = [
+    "EXPERIMENTS",
+    "Certificate",
+    "SignalMap",
+    "Tables",
+    "certified_share",
+    "count_tables",
+    "erasing_certificate",
+    "planting_certificate",
+    "unplanting_certificate",
+]

@@ -235,7 +235,11 @@ def _label_law() -> Tensor:
     for mood in _MOOD:
         score = ((safety + 1) + fuel + (warranty + 2) + mood).expand(5, 4, 5, 4)
         label = 2 - (score >= _GOOD).long() - (score >= _EXCELLENT).long()
-        law += torch.nn.functional.one_hot(label, 4) * (1 - _POOR_ANYWAY) / len(_MOOD)
+        law += (
+            torch.nn.functional.one_hot(label, 4).double()
+            * (1 - _POOR_ANYWAY)
+            / len(_MOOD)
+        )
     law[..., 3] += _POOR_ANYWAY
     law[1, :, :, _C2] = torch.tensor(_C2_LABELS, dtype=torch.float64)
     return law

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +13,9 @@ from icml25.collusion.tables import Tables, predict
 
 __all__ = [
     "Certificate",
-    "certified_share",
     "erasing_certificate",
     "naive_unplanting_certificate",
     "planting_certificate",
-    "released_unplanting_bound",
     "second_label",
     "suboptimality_threshold",
     "unplanting_certificate",
@@ -302,7 +299,7 @@ def erasing_certificate(
     if not 0 < margin < 1:
         raise ValueError(f"margin={margin!r} must be in (0, 1)")
     events = 2 + 2 * values + 3 * values * labels
-    log_level = _log_level(events, delta)
+    log_level = log_level_of(events, delta)
     counts = counts.double()
     size = counts.sum((-2, -1))
     need = 2 * log_level / margin**2
@@ -356,8 +353,8 @@ def _certificate(
     """
     if concentration not in _CONCENTRATIONS:
         raise ValueError(f"concentration={concentration!r}: use {_CONCENTRATIONS}")
-    _check_sizes(counted, members, population_size, test_size)
-    log_level = _log_level(events, delta)
+    check_sizes(counted, members, population_size, test_size)
+    log_level = log_level_of(events, delta)
     share = (members / population_size)[..., None]
     others = population_size - members[..., None]
     push = share * pushed / members[..., None]
@@ -404,88 +401,7 @@ def _certificate(
     )
 
 
-def certified_share(
-    law: Tables,
-    certificate: Callable[[Tables], Certificate],
-    *,
-    population_size: int,
-    num_points: int = 400,
-) -> Tensor:
-    """The share n/N from which each element is certified, for members that mirror a law.
-
-    The root of the margin in n/N with the law's probabilities as frequencies.
-
-    Args:
-        law: probabilities (K, Y).
-        certificate: tables of the members -> certificate.
-        population_size: N.
-        num_points: shares, even in the logarithm, that bracket the root.
-
-    Returns:
-        (K,); infinite where no share below one certifies the element.
-
-    Example:
-        >>> from functools import partial
-        >>> certify = partial(planting_certificate, population_size=10**6,
-        ...                   test_size=10**5, target=3)
-        >>> shares = certified_share(car_law(car_signal()), certify,
-        ...                          population_size=10**6)
-    """
-
-    def margin(shares: Tensor) -> Tensor:
-        return certificate(law * (shares * population_size)).margin
-
-    low = math.log(1 / population_size)
-    shares = torch.linspace(low, 0, num_points + 1, dtype=torch.float64).exp()[:-1]
-    positive = margin(shares) > 0  # (P, K)
-    first = positive.int().argmax(0)  # first True, or 0 where there is none
-    low, high = shares[(first - 1).clamp(min=0)], shares[first]
-    for _ in range(50):
-        middle = (low + high) / 2
-        is_positive = margin(middle).diagonal() > 0  # element k at its own share
-        low = torch.where(is_positive, low, middle)
-        high = torch.where(is_positive, middle, high)
-    return high.masked_fill(~positive.any(0), math.inf)
-
-
-def released_unplanting_bound(
-    estimation: Tables,
-    rest_of_collective: Tables,
-    *,
-    population_size: int,
-    test_size: int,
-    avoid: int,
-    delta: float = 0.05,
-    eps: float = 0.0,
-) -> Tensor:
-    """The number that the authors' released code returns for unplanting.
-
-    Kept to reproduce their figure. Unlike Theorem 3.7 it takes the second label's
-    frequency from the n_e estimation rows with the radius of n rows, and divides the
-    n - n_e certified rows by n.
-    """
-    events = 2 + 6 * rest_of_collective.mapped.shape[-2]
-    log_level = _log_level(events, delta)
-    rows, chosen = rest_of_collective.size.double(), estimation.size.double()
-    n = rows + chosen
-    _check_sizes(rows, n, population_size, test_size)
-    wanted = second_label(estimation, avoid)
-    rate_wanted = estimation.inside.gather(-1, wanted[..., None]).squeeze(-1)
-    delta_x = rest_of_collective.inside[..., avoid] / rows[..., None]
-    delta_x = delta_x - rate_wanted / chosen[..., None]
-    radius = bounds.hoeffding(n, log_level)[..., None]
-    others = population_size - n[..., None]
-    share = n[..., None] / population_size
-    slack = radius + bounds.hoeffding(rows, log_level)[..., None]
-    slack = slack + 2 * bounds.hoeffding(others, log_level)
-    margin = share * (rest_of_collective.mass - 2 * radius)
-    margin = margin - (1 - share) * (delta_x + slack) - suboptimality_threshold(eps)
-    certified = (rest_of_collective.mapped.sum(-1) * (margin > 0)).sum(-1)
-    test = torch.full_like(n, test_size)
-    return certified / n - radius.squeeze(-1) - bounds.hoeffding(test, log_level)
-
-
-def _log_level(events: int, delta: float) -> float:
+def log_level_of(events: int, delta: float) -> float:
     """log(1 / delta~): stays finite however many events share delta."""
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta!r} must be in (0, 1)")
@@ -504,7 +420,7 @@ def _check_label(label: int, tables: Tables, name: str) -> None:
         raise ValueError(f"{name}={label} is no label; labels are 0..{num_labels - 1}")
 
 
-def _check_sizes(
+def check_sizes(
     counted: Tensor, members: Tensor, population_size: int, test_size: int
 ) -> None:
     if bool((members <= 0).any()) or bool((counted <= 0).any()):

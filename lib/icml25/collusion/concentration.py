@@ -6,6 +6,9 @@ most delta~.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from scipy.special import betaincinv
 from torch import Tensor
@@ -32,10 +35,10 @@ def clopper_pearson(
         log_level: log(1 / delta~).
     """
     k, m = (each.cpu().numpy() for each in torch.broadcast_tensors(counts, size))
-    level = float(torch.tensor(-log_level, dtype=torch.float64).exp())
-    low = torch.from_numpy(betaincinv(k.clip(1e-300), m - k + 1, level))
+    level = math.exp(-log_level)
+    low = _inverse_beta(k, m - k + 1, level)
     # The upper limit of k is one minus the lower limit of the m - k misses.
-    miss = torch.from_numpy(betaincinv((m - k).clip(1e-300), k + 1, level))
+    miss = _inverse_beta(m - k, k + 1, level)
     low, miss = low.to(counts.device), miss.to(counts.device)
     zero = torch.zeros_like(low)
     return (
@@ -69,3 +72,8 @@ def carry_upper(
     """
     size = torch.as_tensor(size)
     return 1 - carry_lower(size - counts, size, other_size, log_level)
+
+
+def _inverse_beta(a: np.ndarray, b: np.ndarray, level: float) -> Tensor:
+    # a = 0 has no inverse; the caller knows the limit there.
+    return torch.from_numpy(np.asarray(betaincinv(np.maximum(a, 1e-300), b, level)))

@@ -1,15 +1,67 @@
-"""What happens with infinitely many rows, and the earlier bounds."""
+"""Where each element falls: certified shares, the infinite limit, earlier bounds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from icml25.collusion.certificates import Certificate
 from icml25.collusion.tables import Tables
 
-__all__ = ["cracking_share", "explaining_eps", "hardt_bound", "limit_success"]
+__all__ = [
+    "certified_share",
+    "cracking_share",
+    "explaining_eps",
+    "hardt_bound",
+    "limit_success",
+]
+
+
+def certified_share(
+    law: Tables,
+    certificate: Callable[[Tables], Certificate],
+    *,
+    population_size: int,
+    num_points: int = 400,
+) -> Tensor:
+    """The share n/N from which each element is certified, if members mirror a law.
+
+    The root of the margin in n/N with the law's probabilities as frequencies.
+
+    Args:
+        law: probabilities (K, Y).
+        certificate: tables of the members -> certificate.
+        population_size: N.
+        num_points: shares, even in the logarithm, that bracket the root.
+
+    Returns:
+        (K,); infinite where no share below one certifies the element.
+
+    Example:
+        >>> from functools import partial
+        >>> certify = partial(planting_certificate, population_size=10**6,
+        ...                   test_size=10**5, target=3)
+        >>> shares = certified_share(car_law(car_signal()), certify,
+        ...                          population_size=10**6)
+    """
+
+    def margin(shares: Tensor) -> Tensor:
+        return certificate(law * (shares * population_size)).margin
+
+    low = math.log(1 / population_size)
+    shares = torch.linspace(low, 0, num_points + 1, dtype=torch.float64).exp()[:-1]
+    positive = margin(shares) > 0  # (P, K)
+    first = positive.int().argmax(0)  # first True, or 0 where there is none
+    low, high = shares[(first - 1).clamp(min=0)], shares[first]
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_positive = margin(middle).diagonal() > 0  # element k at its own share
+        low = torch.where(is_positive, low, middle)
+        high = torch.where(is_positive, middle, high)
+    return high.masked_fill(~positive.any(0), math.inf)
 
 
 def cracking_share(

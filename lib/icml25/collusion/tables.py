@@ -324,4 +324,4 @@ def success(cracked: Tensor, test: Tables) -> Tensor:
     """
     if bool((test.size == 0).any()):
         raise ValueError("test has no rows")
-    return (test.mass * cracked).sum(-1)
+    return (test.mapped.sum(-1) * cracked).sum(-1).double() / test.size
