@@ -118,12 +118,14 @@ def hardt_bound(
     :math:`1 - \frac{1-\alpha}{\alpha}\Delta\xi` with features and labels,
     :math:`1 - \frac{1-p}{p\alpha}\xi` with features only, where :math:`\xi` is the
     mass of the signal set, :math:`\Delta` the largest lead of a rival given the element
-    and :math:`p` the smallest probability of the target given the element.
+    and :math:`p` the smallest probability of the target given the element, before or
+    after g. (Theirs is the smallest over all features, which is no larger.)
     """
     xi = law.inside.sum()
     conditional = law.inside / law.inside.sum(-1, keepdim=True)
     if features_only:
-        p = conditional[..., target].min()
+        after = law.mapped[..., target] / law.mapped.sum(-1)
+        p = torch.minimum(conditional[..., target], after).min()
         return 1 - (1 - p) / (p * shares) * xi
     rivals = conditional.clone()
     rivals[..., target] = -math.inf

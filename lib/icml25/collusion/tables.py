@@ -72,7 +72,7 @@ class SignalMap:
 
         Mixed radix in the order of the free columns.
         """
-        self._check(x)
+        self.check(x)
         names = list(self.columns)
         code = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         for name in self.free:
@@ -81,7 +81,7 @@ class SignalMap:
 
     def is_inside(self, x: Tensor) -> Tensor:
         """Whether a row is in the signal set already: (n, C) codes -> (n,) bool."""
-        self._check(x)
+        self.check(x)
         inside = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
         for place, name in enumerate(self.columns):
             if name in self.fixed:
@@ -90,7 +90,7 @@ class SignalMap:
 
     def apply(self, x: Tensor) -> Tensor:
         """The rows ``g(x)``: a changed copy of (n, C) codes."""
-        self._check(x)
+        self.check(x)
         moved = x.clone()
         for place, name in enumerate(self.columns):
             if name in self.fixed:
@@ -107,7 +107,8 @@ class SignalMap:
         ]
         return torch.cartesian_prod(*columns).reshape(self.num_elements, -1)
 
-    def _check(self, x: Tensor) -> None:
+    def check(self, x: Tensor) -> None:
+        """Raise a ValueError unless ``x`` has one column per name."""
         if x.ndim != 2 or x.shape[1] != len(self.columns):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; need (rows, {len(self.columns)})"
@@ -190,6 +191,7 @@ def count_tables(
     """
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
         raise ValueError(f"x {tuple(x.shape)}, y {tuple(y.shape)}: need (n, C), (n,)")
+    signal.check(x)
     ends = [len(y)] if at is None else [int(end) for end in at]
     if not ends or ends[0] < 0 or ends[-1] > len(y) or ends != sorted(set(ends)):
         raise ValueError(f"at must rise from 0 or more to at most {len(y)}, got {at}")
