@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -129,42 +131,38 @@ def _sample_chunk(x: Tensor, y: Tensor, generator: torch.Generator) -> None:
     def uniform() -> Tensor:
         return torch.rand(y.shape, generator=generator, device=y.device)
 
-    edges = torch.tensor(_MODEL, device=y.device).cumsum(0)[:-1]
-    x[0] = torch.bucketize(uniform(), edges, right=True)
+    x[0] = _quantile(_MODEL, uniform())
     is_suv = x[0] == _SUV
     suv = is_suv.float()
     for row, (name, values) in enumerate(list(CAR_COLUMNS.items())[1:], start=1):
         favourite, often = _FAVOURITE[name]
-        u = uniform()
-        if not often:
-            x[row] = _spread(u, len(values))
-            continue
+        # The favourite holds the first part of [0, 1) and its uniform share; the other
+        # values follow it in a circle. No branch on a random bit is needed.
         threshold = suv * often
-        is_favourite = u < threshold
-        # Given that the favourite was passed over, the rest of u is uniform again.
-        rest = u.sub_(threshold).div_(1 - threshold)
-        x[row] = _spread(rest, len(values)).masked_fill_(is_favourite, favourite)
+        place = uniform().sub_(threshold).div_(1 - threshold)
+        place.mul_(len(values)).clamp_(0, len(values) - 0.5).floor_().add_(favourite)
+        x[row] = place.sub_((place >= len(values)) * float(len(values)))
     safety, fuel, country, warranty = (
         x[list(CAR_COLUMNS).index(name)]
         for name in ("Safety", "Fuel", "Country", "Warranty")
     )
     u = uniform()
-    mood = _lookup(_MOOD, _spread(((u - _POOR_ANYWAY) / (1 - _POOR_ANYWAY)).relu_(), 3))
+    thirds = (u - _POOR_ANYWAY).mul_(3 / (1 - _POOR_ANYWAY)).clamp_(0, 2.5).floor_()
+    mood = _lookup(_MOOD, thirds)
     score = (safety + 1) + _lookup(_FUEL_SCORE, fuel) + (warranty + 2) + mood
     label = 2 - (score >= _GOOD).byte() - (score >= _EXCELLENT).byte()
-    label.masked_fill_(u < _POOR_ANYWAY, 3)
-    coin = torch.bucketize(
-        u, torch.tensor(_C2_LABELS, device=u.device).cumsum(0)[:-1], right=True
-    ).to(torch.uint8)
-    y.copy_(torch.where(is_suv & (country == _C2), coin, label))
+    label = torch.where(u < _POOR_ANYWAY, 3, label)
+    y.copy_(torch.where(is_suv & (country == _C2), _quantile(_C2_LABELS, u), label))
 
 
-def _spread(u: Tensor, num_values: int) -> Tensor:
-    return (u * num_values).to(torch.uint8).clamp_(max=num_values - 1)
+# Both sum comparisons: searching and indexing branch or gather, and cost more.
+def _quantile(law: tuple[float, ...], u: Tensor) -> Tensor:
+    edges = accumulate(law[:-1])
+    return sum((u >= edge).byte() for edge in edges)
 
 
 def _lookup(values: tuple[int, ...], index: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.uint8, device=index.device)[index.int()]
+    return sum((index == code).byte() * value for code, value in enumerate(values))
 
 
 def car_law(signal: SignalMap) -> Tables:
