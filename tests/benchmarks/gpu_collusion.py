@@ -1,6 +1,6 @@
 """Collusion on a GPU: 1,000 populations of figure 1 at once, and 3,000,000 rows.
 
-Run it as `python tests/benchmarks/gpu_collusion.py`; without a GPU it says so and stops.
+Run `python tests/benchmarks/gpu_collusion.py`; without a GPU it says so and stops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     found = figures.bands(config, device=device, seed=1)
     seconds = time.perf_counter() - begin
     print(
-        f"{config.repetitions} populations x {len(found['share'])} shares: {seconds:.2f} s"
+        f"{config.repetitions} populations, {len(found['share'])} shares: {seconds:.2f} s"
     )
     assert found["violations"] == 0
     generator = make_generator(0, device)
