@@ -1,5 +1,6 @@
-"""The marker of tests on data from outside: run where the data is, else say why not."""
+"""The marker of tests on data from outside, and the built book that tests share."""
 
+import built_book
 import pytest
 from icml25.core import data
 
@@ -18,3 +19,10 @@ def pytest_runtest_setup(item):
             if state.missing and not state.faults:
                 filename, why = next(iter(state.missing.items()))
                 pytest.skip(f"data set {name}: {filename} {why}")
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory, worker_id):
+    """The folder of the built pages; built once, whatever the number of workers."""
+    shared = tmp_path_factory.getbasetemp()
+    return built_book.build(shared if worker_id == "master" else shared.parent)
