@@ -24,9 +24,8 @@ def main() -> None:
     begin = time.perf_counter()
     found = figures.bands(config, device=device, seed=1)
     seconds = time.perf_counter() - begin
-    print(
-        f"{config.repetitions} populations, {len(found['share'])} shares: {seconds:.2f} s"
-    )
+    points = config.repetitions * len(found["share"])
+    print(f"{points:,} staircase points in {seconds:.2f} s")
     assert found["violations"] == 0
     generator = make_generator(0, device)
     for _ in range(2):

@@ -359,26 +359,23 @@ def _certificate(
     others = population_size - members[..., None]
     push = share * pushed / members[..., None]
     rate = counts / counted[..., None, None]
-    rate_wanted = rate.gather(-1, wanted[..., None]).squeeze(-1)
-    rate_rival = rate.masked_fill(~rivals, -math.inf).amax(-1)
-    resistance = (1 - share) * (rate_rival - rate_wanted)
+    resistance = (1 - share) * _lead(rate, rate, wanted, rivals)
     if concentration == "hoeffding":
-        radius = bounds.hoeffding(members, log_level)[..., None]
-        radius_counts = bounds.hoeffding(counted, log_level)[..., None]
-        radius_others = bounds.hoeffding(others, log_level)
-        slack = 2 * share * radius + 2 * (1 - share) * (radius_counts + radius_others)
+        r_members, r_counted, r_others = (
+            bounds.hoeffding(size, log_level)
+            for size in (members[..., None], counted[..., None], others)
+        )
+        slack = 2 * share * r_members + 2 * (1 - share) * (r_counted + r_others)
         slack = slack + threshold
     else:
-        sizes = counted[..., None, None], others[..., None]
-        lower = bounds.carry_lower(counts, *sizes, log_level)
-        upper = bounds.carry_upper(counts, *sizes, log_level)
-        low_wanted = lower.gather(-1, wanted[..., None]).squeeze(-1)
-        high_rival = upper.masked_fill(~rivals, -math.inf).amax(-1)
         low_push = bounds.carry_lower(
             pushed, members[..., None], members[..., None], log_level
         )
-        margin = share * low_push - (1 - share) * (high_rival - low_wanted) - threshold
-        slack = push - resistance - margin
+        sizes = counted[..., None, None], others[..., None]
+        low = bounds.carry_lower(counts, *sizes, log_level)
+        high = bounds.carry_upper(counts, *sizes, log_level)
+        lead = _lead(low, high, wanted, rivals)
+        slack = push - resistance - (share * low_push - (1 - share) * lead - threshold)
     slack = slack.expand(push.shape)
     certified = push - resistance - slack > 0
     if also is not None:
@@ -387,7 +384,7 @@ def _certificate(
     mass = rows / outer_size
     if concentration == "hoeffding":
         test = torch.full_like(mass, test_size)
-        value = mass - radius.squeeze(-1) - bounds.hoeffding(test, log_level)
+        value = mass - r_members.squeeze(-1) - bounds.hoeffding(test, log_level)
     else:
         value = bounds.carry_lower(rows, outer_size, test_size, log_level)
     return Certificate(
@@ -406,6 +403,12 @@ def log_level_of(events: int, delta: float) -> float:
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta!r} must be in (0, 1)")
     return math.log(events) - math.log(delta)
+
+
+def _lead(low: Tensor, high: Tensor, wanted: Tensor, rivals: Tensor) -> Tensor:
+    """Delta: the strongest rival's (upper) rate less the wanted label's (lower) one."""
+    strongest = high.masked_fill(~rivals, -math.inf).amax(-1)
+    return strongest - low.gather(-1, wanted[..., None]).squeeze(-1)
 
 
 def _one_hot(labels: Tensor, num_labels: int) -> Tensor:
