@@ -4,7 +4,7 @@ import ast
 
 import matplotlib.pyplot as plt
 import pytest
-from icml25.core import COLORS, show_source, use_book_style
+from icml25.core import COLORS, show_source, show_table, use_book_style
 from icml25.core.runtime import Experiment, scale
 
 
@@ -38,3 +38,18 @@ def test_source_is_drawn_as_a_python_block():
 def test_what_has_no_source_is_refused():
     with pytest.raises(TypeError):
         show_source(len)
+
+
+def test_table_is_drawn_as_markdown():
+    table = show_table(["run", "loss"], [["GaLore", 2.4], ["GoLore", "0.1"]])
+    assert table._repr_markdown_().splitlines() == [
+        "| run | loss |",
+        "| :-- | --: |",
+        "| GaLore | 2.4 |",
+        "| GoLore | 0.1 |",
+    ]
+
+
+def test_table_refuses_a_short_row():
+    with pytest.raises(ValueError, match="needs 2 cells"):
+        show_table(["run", "loss"], [["GaLore"]])
