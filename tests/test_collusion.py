@@ -694,7 +694,7 @@ def test_platform_is_linear_in_one_hot_columns():
     one_hot = torch.cat(
         [torch.nn.functional.one_hot(x[:, c], k) for c, k in enumerate(sizes)], 1
     )
-    assert torch.allclose(model(x), one_hot.float() @ model.embed.weight)
+    assert torch.allclose(model(x), one_hot.float() @ model.first)
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])

@@ -89,7 +89,7 @@ class Coverage:
 class Bands:
     """Figure 1 with the spread over many populations."""
 
-    repetitions: int = 200
+    repetitions: int = 100
     population_size: int = 1_000_000
     test_size: int = 100_000
     delta: float = 0.05

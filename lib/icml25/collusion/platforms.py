@@ -14,8 +14,7 @@ __all__ = ["Platform", "train_platform"]
 class Platform(nn.Module):
     """Logits from integer-coded columns.
 
-    A sum of one embedding a column is a linear layer on one-hot columns, without the
-    one-hot matrix.
+    The first layer is linear in the one-hot columns, which are made batch by batch.
 
     Args:
         sizes: number of values of each column.
@@ -34,15 +33,13 @@ class Platform(nn.Module):
     ) -> None:
         super().__init__()
         widths = [*hidden, num_labels]
-        self.embed = nn.EmbeddingBag(sum(sizes), widths[0], mode="sum")
+        self.first = nn.Parameter(torch.empty(sum(sizes), widths[0]))
         self.layers = nn.ModuleList(
             nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)
         )
         offsets = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("offsets", offsets)
-        nn.init.normal_(
-            self.embed.weight, std=1 / math.sqrt(len(sizes)), generator=generator
-        )
+        nn.init.normal_(self.first, std=1 / math.sqrt(len(sizes)), generator=generator)
         for layer in self.layers:
             std = math.sqrt(2 / layer.in_features)
             nn.init.normal_(layer.weight, std=std, generator=generator)
@@ -50,7 +47,9 @@ class Platform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C) codes -> (B, Y) logits."""
-        out = self.embed(x + self.offsets)
+        places = (x + self.offsets).long()
+        one_hot = self.first.new_zeros(len(x), len(self.first)).scatter_(1, places, 1.0)
+        out = one_hot @ self.first  # (B, sum of sizes) -> (B, width)
         for layer in self.layers:
             out = layer(out.relu())
         return out
@@ -105,7 +104,7 @@ def train_platform(
     with torch.device(x.device):
         model = Platform(sizes, num_labels, hidden=hidden, generator=generator)
     x, y = x.int(), y.long()
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, foreach=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
     steps = epochs * math.ceil(len(x) / batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(epochs):
