@@ -248,6 +248,29 @@ def test_process_estimate_is_the_mean_of_each_cell():
     close(got[0], torch.tensor(want, dtype=F64))
 
 
+@pytest.mark.parametrize("normalise", [False, True])
+def test_importance_sampling_weighs_trajectories_by_their_ratio(normalise):
+    mdp, _, off, _ = instance(batch=2, horizon=3)
+    target = sv.random_policy(mdp, generator=generator(4))
+    data = sv.sample_trajectories(mdp, off, 50, generator=generator())
+    got = sv.importance_estimate(mdp, data, target, off, normalise=normalise)
+    ratio = (target / off).flatten(2)
+    for b in range(2):
+        weight = torch.stack([ratio[b, h, data.index[b, :, h]] for h in range(3)])
+        weight = weight.prod(0)
+        total = weight.sum() if normalise else 50
+        close(got[b], (weight * data.returns[b]).sum() / total)
+
+
+def test_importance_sampling_without_any_weight():
+    mdp, heads, coin = sv.bandit_chain(3, 0.5)
+    tails = torch.ones(1, 4, 3, dtype=torch.long)  # the target never plays them
+    data = sv.Trajectories(tails, torch.ones(1, 4, 3, dtype=F64))
+    assert sv.importance_estimate(mdp, data, heads, coin).item() == 0
+    mean = sv.importance_estimate(mdp, data, heads, coin, normalise=True)
+    assert mean.item() == pytest.approx(3.0)
+
+
 def test_soft_optimal_policy_matches_enumeration():
     mdp, _, off, _ = instance(batch=1, horizon=3, states=2, transitions="deterministic")
     start = torch.tensor([[1.0, 0.0]], dtype=F64)
@@ -274,6 +297,15 @@ def test_asymptotic_variance_matches_enumeration():
     ratio = (sv.occupancy(mdp, target) / sv.occupancy(mdp, off)).flatten()
     cell_noise = (mdp.reward * (1 - mdp.reward)).flatten()
     close(process[0], (mean * ratio * cell_noise).sum())
+
+
+def test_asymptotic_variance_of_equal_noise_has_the_closed_form():
+    mdp, target, off, _ = instance(horizon=5)
+    half = torch.full(mdp.shape, 0.5, dtype=F64)
+    even = sv.TabularMDP(mdp.start, mdp.transition, half)
+    process, outcome = sv.asymptotic_variance(even, target, off)
+    close(4 * process, (1 + sv.coverage(mdp, target, off).chi2).sum(-1))
+    close(4 * outcome, 5 * sv.mean_transfer(mdp, target, off))
 
 
 # ------------------------------------------------------------------- properties
@@ -524,6 +556,29 @@ def test_rollouts_pad_after_the_end_and_repeat_with_the_seed():
     assert torch.equal(done, sv.rollout(model, TASK, prompts, generator=generator(2)))
 
 
+def test_rollouts_go_on_from_forced_tokens():
+    model = sv.TinyDecoder(TASK, generator=generator())
+    prompts = TASK.prompts(50, generator=generator())
+    free = sv.rollout(model, TASK, prompts, generator=generator(2))
+    # Forced to repeat itself, the model repeats itself, and PAD still follows END.
+    again = sv.rollout(model, TASK, prompts, generator=generator(3), forced=free)
+    assert torch.equal(again, free)
+    waits = prompts.new_full((50, 6), WAIT)
+    done = sv.rollout(model, TASK, prompts, generator=generator(2), forced=waits)
+    assert (done[:, :6] == WAIT).all() and done.shape == (50, TASK.budget)
+    for bad in (waits[:3], prompts.new_full((50, 11), WAIT), waits[0]):
+        with pytest.raises(ValueError, match=r"forced must be \(50, at most 10\)"):
+            sv.rollout(model, TASK, prompts, generator=generator(), forced=bad)
+
+
+def test_what_stands_after_the_end_does_not_count():
+    prompt = torch.tensor([[1, 2, 3, 4, TASK.sep]])  # the sum is 0 mod 5
+    after = torch.tensor([[3, END, 0, END] + [PAD] * 6])
+    assert TASK.verify(prompt, after).item() == 0
+    before = torch.tensor([[0, END, 3, END] + [PAD] * 6])
+    assert TASK.verify(prompt, before).item() == 1
+
+
 def prm_inputs():
     mask = torch.tensor([[True, True, True, False], [True] * 4])
     values = torch.rand(2, 5, generator=generator(), dtype=F64)
@@ -631,6 +686,9 @@ def test_uncovered_cells_are_refused_not_guessed():
         sv.mean_transfer(mdp, target, off)
     with pytest.raises(ValueError, match="never visits"):
         sv.asymptotic_variance(mdp, target, off)
+    data = sv.sample_trajectories(mdp, off, 5, generator=generator())
+    with pytest.raises(ValueError, match="never visits"):
+        sv.importance_estimate(mdp, data, target, off)
 
 
 def rare(mass, first_rows):
@@ -713,6 +771,10 @@ def test_processes_must_be_well_formed():
         sv.bandit_chain(3, 0.0)
     with pytest.raises(ValueError, match="horizon >= 2"):
         sv.hedge_mdp(1, 0.5, 0.5)
+    with pytest.raises(ValueError, match=r"safe_value from 0\.5 to 1\.5"):
+        sv.hedge_mdp(2, torch.tensor([0.5, 1.5]), 0.5)
+    with pytest.raises(ValueError, match=r"good_prob from 1 to 1: .* in \(0, 1\)"):
+        sv.hedge_mdp(2, 0.5, 1.0)
     with pytest.raises(ValueError, match="1 <= steps < budget"):
         sv.filler_mdp(4, 4)
 
@@ -749,10 +811,33 @@ def test_bad_options_are_named():
     big = sv.TabularMDP(mdp.start, mdp.transition, mdp.reward + 1)
     with pytest.raises(ValueError, match=r"rewards in \[0, 1\]"):
         sv.sample_trajectories(big, off, 3)
+    with pytest.raises(ValueError, match=r"rewards in \[0, 1\]"):
+        sv.asymptotic_variance(big, target, off)
     with pytest.raises(ValueError, match="noise='odd'"):
         sv.sample_trajectories(mdp, off, 3, noise="odd")
     with pytest.raises(ValueError, match="method='odd'"):
         sv.worst_case_transfer(mdp, target, off, method="odd")
+    with pytest.raises(ValueError, match="tol=0"):
+        sv.worst_case_transfer(mdp, target, off, tol=0)
+    with pytest.raises(ValueError, match=r"sizes=\(200, 800\): .* two sizes of 800"):
+        sv.labels(LabelsConfig(sizes=(200, 800)))
+    cells, nan = torch.zeros(1, 1, 1).long(), torch.full((1, 1), torch.nan)
+    with pytest.raises(ValueError, match="returns holds values that are not finite"):
+        sv.fit_outcome_reward(cells, nan, 4)
+    with pytest.raises(ValueError, match="reward holds values that are not finite"):
+        sv.fit_process_reward(sv.Trajectories(cells, nan[..., None]), 4)
+    with pytest.raises(TypeError, match=r"int64 tensor of cells, got torch\.float32"):
+        sv.fit_outcome_reward(cells.float(), torch.ones(1, 1), 4)
+    with pytest.raises(ValueError, match="ridge=nan"):
+        sv.fit_outcome_reward(cells, torch.ones(1, 1), 4, ridge=float("nan"))
+    with pytest.raises(ValueError, match="num_heads=3 must divide dim=32"):
+        sv.TinyDecoder(TASK, num_heads=3)
+    # END too late, and prompts that would be repeated without a word.
+    late = torch.full((2, 15), END)
+    with pytest.raises(ValueError, match=r"completions \(n, 10\); got .* \(2, 15\)"):
+        TASK.verify(TASK.prompts(2, generator=generator()), late)
+    with pytest.raises(ValueError, match=r"got \(1, 5\) and \(2, 10\)"):
+        TASK.verify(TASK.prompts(1, generator=generator()), late[:, :10])
     with pytest.raises(ValueError, match="cells from 0 to 9; allowed are 0 to 3"):
         sv.fit_outcome_reward(torch.tensor([[[0, 9]]]), torch.ones(1, 1), 4)
     with pytest.raises(ValueError, match="ridge=0"):

@@ -242,10 +242,18 @@ def labels(
 
     Returns:
         ``rows``: per horizon and size the root mean square errors over the processes
-        (``process``, ``outcome``, ``importance``), their predictions, and what planning
-        with the learned rewards loses; ``largest_slope`` and ``smallest_slope`` of the
-        errors in n from 800 on, log-log; ``ratios`` at the largest size.
+        (``process``, ``outcome``, ``importance`` and its ``normalised`` form), the
+        predictions, and what planning with the learned rewards loses;
+        ``largest_slope`` and ``smallest_slope`` of the errors in n from 800 on,
+        log-log; ``ratios`` at the largest size.
+
+    Raises:
+        ValueError: fewer than two sizes of 800 or more.
     """
+    if sum(num >= 800 for num in config.sizes) < 2:
+        raise ValueError(
+            f"sizes={config.sizes}: a slope needs at least two sizes of 800 or more"
+        )
     generator = make_generator(seed, device)
     rows = []
     for horizon in progress(config.horizons, "horizons"):
@@ -269,6 +277,9 @@ def labels(
                 "unknowns": horizon * cells,
                 "gap_off": (value - _value(mdp, off)).mean().item(),
                 "importance": _rmse(importance_estimate(mdp, data, best, off) - value),
+                "normalised": _rmse(
+                    importance_estimate(mdp, data, best, off, normalise=True) - value
+                ),
                 "process_predicted": (step_variance.mean() / num).sqrt().item(),
                 "outcome_predicted": (sum_variance.mean() / num).sqrt().item(),
             }
@@ -391,13 +402,9 @@ def preferences(
     }
 
 
-def _first_value(mdp: TabularMDP, policy: Tensor, reward: Tensor | None) -> Tensor:
-    return evaluate(mdp, policy, reward)[1][:, 0]
-
-
 def _value(mdp: TabularMDP, policy: Tensor, reward: Tensor | None = None) -> Tensor:
     """Return of a policy, (B,)."""
-    return (mdp.start * _first_value(mdp, policy, reward)).sum(-1)
+    return (mdp.start * evaluate(mdp, policy, reward)[1][:, 0]).sum(-1)
 
 
 def _rmse(error: Tensor) -> float:

@@ -217,7 +217,8 @@ def worst_case_transfer(
     Raises:
         ValueError: the target visits a cell that the data never do (the worst case is
             then infinite, and a pseudo-inverse would return a finite wrong number), or
-            a direction is so rare in the data that float64 cannot tell.
+            a direction is so rare in the data that float64 cannot tell; an unknown
+            ``method``, a ``tol`` that is not positive.
 
     Notes:
         ``krylov``: time ``O(B H S^2 A)`` a step, memory ``O(B H S A)`` times the number
@@ -225,6 +226,8 @@ def worst_case_transfer(
     """
     if method not in ("krylov", "eigh"):
         raise ValueError(f"method={method!r}: allowed are 'krylov' and 'eigh'")
+    if not tol > 0:
+        raise ValueError(f"tol={tol}: must be positive")
     d, d_off = occupancy(mdp, policy), occupancy(mdp, policy_off)
     _need_coverage(d, d_off)
     if method == "eigh":
