@@ -21,7 +21,7 @@ from icml25.supervision.experiments import (
     RewardsConfig,
     SearchConfig,
 )
-from icml25.supervision.transfer import _WhitenedMoment
+from icml25.supervision.whitening import _WhitenedMoment
 
 GOLDEN = Path(__file__).parent / "golden" / "supervision"
 F64 = torch.float64
