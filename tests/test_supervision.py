@@ -21,6 +21,7 @@ from icml25.supervision.experiments import (
     RewardsConfig,
     SearchConfig,
 )
+from icml25.supervision.training import _weight
 from icml25.supervision.whitening import _WhitenedMoment
 
 GOLDEN = Path(__file__).parent / "golden" / "supervision"
@@ -657,6 +658,18 @@ def test_second_moment_and_coverage_are_differentiable():
         return square / sv.coverage(mdp, policy, off).chi2.exp().sum(-1)
 
     assert torch.autograd.gradcheck(ratio, (logits,))
+
+
+def test_all_rewards_but_the_advantage_get_a_baseline_by_position():
+    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+    returns = torch.randn(3, 3, generator=generator(), dtype=F64) * mask
+    for kind in ("outcome", "q"):
+        weight = _weight(kind, returns, mask)
+        close((weight * mask).sum(0), torch.zeros(3, dtype=F64))
+    weight = _weight("advantage", returns, mask)
+    close(weight, returns / ((returns**2).sum() / mask.sum()).sqrt())
+    # A batch without any signal is not blown up: the scale has a floor of 0.1.
+    close(_weight("advantage", returns * 1e-6, mask), returns * 1e-5)
 
 
 def test_training_repeats_with_the_seed():
