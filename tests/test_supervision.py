@@ -481,6 +481,17 @@ def test_errors_fall_as_predicted():
             assert 0.6 < row[name] / row[f"{name}_predicted"] < 1.5
 
 
+def test_labels_take_all_processes_whatever_the_chunk():
+    config = LabelsConfig(horizons=(2,), sizes=(800, 1600), num_mdps=5)
+    whole = sv.labels(config, device="cpu", seed=2)["rows"][0]
+    parts = sv.labels(replace(config, chunk=2), device="cpu", seed=2)["rows"][0]
+    for name in ("gap_off", "process_predicted", "outcome_predicted"):
+        assert parts[name] == pytest.approx(whole[name])
+    # Other draws of the same processes.
+    assert parts["process"] == pytest.approx(whole["process"], rel=1.0)
+    assert parts["process"] != whole["process"]
+
+
 def test_advantage_is_optimal_and_q_is_not():
     result = sv.rewards(RewardsConfig(num_mdps=100), device="cpu", seed=4)
     assert result["largest_advantage_gap"] <= 1e-12
