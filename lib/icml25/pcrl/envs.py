@@ -434,11 +434,13 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
         preference: ``(K, m)``, positive.
 
     Returns:
-        ``(K,)`` in units of value per unit of preference; the aligned Pareto point is
-        :math:`t^* p`.
+        ``(K,)`` in units of value per unit of preference. Where the ray meets the front
+        it does so at :math:`t^* p`; where it misses the front, some policy has
+        :math:`v \ge t^* p` with more than asked in some objectives.
 
     Raises:
-        ValueError: the preference's size does not match, or an entry is not positive.
+        ValueError: the preference's size does not match, an entry is not positive, or
+            it holds integers.
 
     Notes:
         One solve by HiGHS per preference (milliseconds): an oracle, not a training
@@ -455,6 +457,8 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
         )
     if not (preference > 0).all():
         raise ValueError(f"preference holds {preference.min():g}; entries must be > 0")
+    if not preference.is_floating_point():  # the answer has its dtype
+        raise ValueError(f"preference has dtype {preference.dtype}; give floats")
     states, actions = env.num_states, env.num_actions
     prob = env.prob.double().cpu().numpy()
     keep = env.gamma * prob * ~env.done.cpu().numpy()
