@@ -837,6 +837,16 @@ def test_bad_tables_are_named() -> None:
         TabularEnv.from_tables(
             next_state, reward, done, prob=torch.full((1, 2, 1), 0.5)
         )
+    with pytest.raises(ValueError, match=r"must be \(S, A, O\)"):
+        TabularEnv.from_tables(next_state[0], reward, done)
+    with pytest.raises(ValueError, match="start=1: states are 0..0"):
+        TabularEnv.from_tables(next_state, reward, done, start=1)
+    with pytest.raises(ValueError, match="gamma=1.5"):
+        TabularEnv.from_tables(next_state, reward, done, gamma=1.5)
+    with pytest.raises(ValueError, match=r"prob \(2,\) must be \(1, 2, 1\)"):
+        TabularEnv.from_tables(next_state, reward, done, prob=torch.ones(2))
+    with pytest.raises(ValueError, match="prob holds -1"):
+        TabularEnv.from_tables(next_state, reward, done, prob=-torch.ones(1, 2, 1))
 
 
 def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
