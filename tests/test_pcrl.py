@@ -47,7 +47,7 @@ from icml25.pcrl.moo import (
     similarity,
     similarity_full_gradient,
 )
-from icml25.pcrl.toy import run_toy, toy_preferences, toy_value
+from icml25.pcrl.toy import run_toy, toy_normal, toy_preferences, toy_value
 from icml25.pcrl.train import rollout, sample_preferences
 
 GOLDEN = Path(__file__).parent / "golden" / "pcrl"
@@ -564,11 +564,25 @@ def test_hull_hypervolume_of_two_points_is_a_trapezoid() -> None:
     assert hull_hypervolume(points) >= hypervolume(points)
 
 
-def test_eta_is_one_exactly_at_the_aligned_front_point(tree: TabularEnv) -> None:
+def test_eta_is_one_at_the_point_asked_for(tree: TabularEnv) -> None:
     preference = simplex_grid(6, 7)
     ceiling = ray_oracle(tree, preference)
     result = score(ceiling[:, None] * preference, preference, ceiling)
     assert result["eta"] == pytest.approx(1) and result["cosine"] == pytest.approx(1)
+
+
+def test_eta_can_be_one_off_the_ray_where_the_ray_misses_the_front() -> None:
+    # Two actions pay (1, 9) and (9, 1); nobody can be paid 20 to 1.
+    env = TabularEnv.from_tables(
+        next_state=torch.zeros(1, 2, 1, dtype=torch.long),
+        reward=torch.tensor([[1.0, 9], [9, 1]], dtype=F64).reshape(1, 2, 1, 2),
+        done=torch.ones(1, 2, 1, dtype=torch.bool),
+    )
+    preference = torch.tensor([[20.0, 1.0]], dtype=F64)
+    ceiling = ray_oracle(env, preference)
+    assert float(ceiling) == pytest.approx(9 / 20)
+    result = score(torch.tensor([[9.0, 1.0]], dtype=F64), preference, ceiling)
+    assert result["eta"] == pytest.approx(1) and result["cosine"] < 0.999
 
 
 def test_simplex_grid_counts() -> None:
@@ -600,7 +614,11 @@ def test_toy_ends_on_the_front_and_meets_the_bound(toy) -> None:
     p = toy_preferences().repeat(3, 1)
     lack = similarity_semigrad(p, run.value)
     best = (run.value / p).argmax(-1, keepdim=True)
-    bound = (1 / run.weights.gather(-1, best) - 1) / lam
+    # The front's normal from geometry: with the run's own weights the bound would
+    # hold by construction.
+    normal = toy_normal(run.x.sum(1) / 20**0.5)
+    assert (run.weights - normal)[still].abs().max() < 1e-6
+    bound = (1 / normal.gather(-1, best) - 1) / lam
     assert (lack.sum(-1) <= bound[:, 0] + 1e-6)[still].all()
 
 
@@ -641,10 +659,13 @@ def test_preco_beats_the_weighted_sum_on_tables() -> None:
 
 
 def test_weighted_sum_stays_at_the_ends_of_a_concave_front() -> None:
-    config = TreasureConfig(num_preferences=7, iterations=100)
+    config = TreasureConfig(num_preferences=7, iterations=300)
     result = run_treasure(config, device=torch.device("cpu"))
     assert result["ls"]["distinct"] <= 3 < result["preco"]["distinct"]
-    assert result["preco"]["hypervolume"] > 1.5 * result["ls"]["hypervolume"]
+    # More than any number of deterministic policies could: the ten treasures together.
+    ten = hypervolume(torch.tensor(result["front"])) / result["hull"]
+    assert result["preco"]["hypervolume"] > ten > result["ls"]["hypervolume"]
+    assert min(result["preco"]["eta_each"]) > 0.95 > min(result["ls"]["eta_each"])
     assert result["preco"]["hypervolume"] <= 1 + 1e-6  # the hull is the ceiling
     assert result["mgda"]["distinct"] == 1
 
@@ -816,6 +837,16 @@ def test_bad_tables_are_named() -> None:
         TabularEnv.from_tables(
             next_state, reward, done, prob=torch.full((1, 2, 1), 0.5)
         )
+    with pytest.raises(ValueError, match=r"must be \(S, A, O\)"):
+        TabularEnv.from_tables(next_state[0], reward, done)
+    with pytest.raises(ValueError, match="start=1: states are 0..0"):
+        TabularEnv.from_tables(next_state, reward, done, start=1)
+    with pytest.raises(ValueError, match="gamma=1.5"):
+        TabularEnv.from_tables(next_state, reward, done, gamma=1.5)
+    with pytest.raises(ValueError, match=r"prob \(2,\) must be \(1, 2, 1\)"):
+        TabularEnv.from_tables(next_state, reward, done, prob=torch.ones(2))
+    with pytest.raises(ValueError, match="prob holds -1"):
+        TabularEnv.from_tables(next_state, reward, done, prob=-torch.ones(1, 2, 1))
 
 
 def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
@@ -825,6 +856,25 @@ def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
         train_tables(tree, torch.zeros(4, 6))
     with pytest.raises(ValueError, match="rule='sgd'"):
         train_meta(tree, MetaConfig(rule="sgd"))
+    with pytest.raises(ValueError, match="lam=-1.0: give a number >= 0"):
+        train_tables(tree, torch.ones(1, 6), lam=-1.0)
+    with pytest.raises(ValueError, match="lam=nan"):
+        train_meta(tree, MetaConfig(lam=float("nan")))
+    with pytest.raises(ValueError, match="iterations=0: give a number > 0"):
+        MetaConfig(iterations=0)
+    with pytest.raises(ValueError, match=r"entropy=\(-1.0, 0.1\)"):
+        MetaConfig(entropy=(-1.0, 0.1))
+    with pytest.raises(ValueError, match=r"dtype torch.int64; give floating"):
+        train_tables(tree, torch.ones(1, 6, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"dtype torch.int64; give floats"):
+        ray_oracle(tree, torch.ones(1, 6, dtype=torch.long))
+    raw = TabularEnv.from_gymnasium("deep-sea-treasure-concave-v0")
+    with pytest.raises(ValueError, match=r"objectives \[1\] are never positive"):
+        train_tables(raw, torch.ones(1, 2))
+    with pytest.raises(ValueError, match=r"preference has shape \(1, 3\); need"):
+        run_toy(torch.ones(1, 3))
+    with pytest.raises(ValueError, match="preference holds 0"):
+        run_toy(torch.tensor([[0.0, 1.0]]))
     with pytest.raises(ValueError, match="bounded length"):
         train_ppo(sea, SMALL)
     with pytest.raises(ValueError, match=r"need \(K, 63, 2\)"):

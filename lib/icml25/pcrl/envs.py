@@ -139,9 +139,17 @@ class TabularEnv:
         """Build an environment from its tables (shapes as in the class).
 
         Raises:
-            ValueError: shapes do not match, a successor does not exist, probabilities
-                do not sum to one, or a reward is not finite.
+            ValueError: shapes do not match, a successor or the start does not exist,
+                probabilities are negative or do not sum to one, a reward is not
+                finite, or ``gamma`` is not in (0, 1].
         """
+        if next_state.ndim != 3 or reward.ndim != 4:
+            raise ValueError(
+                f"next_state {tuple(next_state.shape)} must be (S, A, O) and "
+                f"reward {tuple(reward.shape)} (S, A, O, m)"
+            )
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma={gamma!r}: give a number in (0, 1]")
         states, _, outcomes = next_state.shape
         if reward.shape[:3] != next_state.shape or done.shape != next_state.shape:
             raise ValueError(
@@ -153,8 +161,16 @@ class TabularEnv:
             raise ValueError(f"reward[{bad}] is not finite; a NaN would spread to all")
         if next_state.min() < 0 or next_state.max() >= states:
             raise ValueError(f"next_state must lie in 0..{states - 1}")
+        if not 0 <= start < states:
+            raise ValueError(f"start={start}: states are 0..{states - 1}")
         if prob is None:
             prob = torch.full(next_state.shape, 1.0 / outcomes, dtype=reward.dtype)
+        if prob.shape != next_state.shape:
+            raise ValueError(
+                f"prob {tuple(prob.shape)} must be {tuple(next_state.shape)}"
+            )
+        if (prob < 0).any():
+            raise ValueError(f"prob holds {prob.min():g}; entries must be >= 0")
         if not torch.allclose(prob.sum(-1), torch.ones_like(prob[..., 0])):
             raise ValueError("prob must sum to one over the outcomes")
         eye = torch.eye(states, dtype=reward.dtype, device=reward.device)
@@ -434,11 +450,13 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
         preference: ``(K, m)``, positive.
 
     Returns:
-        ``(K,)`` in units of value per unit of preference; the aligned Pareto point is
-        :math:`t^* p`.
+        ``(K,)`` in units of value per unit of preference. Where the ray meets the front
+        it does so at :math:`t^* p`; where it misses the front, some policy has
+        :math:`v \ge t^* p` with more than asked in some objectives.
 
     Raises:
-        ValueError: the preference's size does not match, or an entry is not positive.
+        ValueError: the preference's size does not match, an entry is not positive, or
+            it holds integers.
 
     Notes:
         One solve by HiGHS per preference (milliseconds): an oracle, not a training
@@ -455,6 +473,8 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
         )
     if not (preference > 0).all():
         raise ValueError(f"preference holds {preference.min():g}; entries must be > 0")
+    if not preference.is_floating_point():  # the answer has its dtype
+        raise ValueError(f"preference has dtype {preference.dtype}; give floats")
     states, actions = env.num_states, env.num_actions
     prob = env.prob.double().cpu().numpy()
     keep = env.gamma * prob * ~env.done.cpu().numpy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = [
     "EXPERIMENTS",
     "NetworkConfig",
     "ObjectivesConfig",
+    "RivalsConfig",
     "SchedulesConfig",
     "TablesConfig",
     "TreasureConfig",
@@ -102,8 +103,9 @@ def run_tables(
         Per rule the scores of :func:`~icml25.pcrl.score` with the hypervolume as a
         share of that of all leaves, and ``eta_each``. ``ray_share`` and ``hull_share``:
         the hypervolume of the oracle's points and of all stochastic policies;
-        ``ls_limit_eta`` and ``best_leaf_eta``: where the weighted sum ends with the
-        preference as weight, and with the best weight for each preference.
+        ``ls_limit_eta``: where the weighted sum ends with the preference as weight;
+        ``best_leaf_eta`` and ``best_leaf_cosine``: with the best weight for each
+        preference, or better, since some leaves have no weight.
     """
     env = fruit_tree(config.depth, config.num_objectives).to(device)
     preference = simplex_grid(config.num_objectives, config.resolution).to(device)
@@ -111,12 +113,14 @@ def run_tables(
     corners = leaf_values(env)
     leaves = hypervolume(corners)
     reached = (corners / preference[:, None]).amin(-1) / ceiling[:, None]  # (K, leaves)
+    aligned = torch.cosine_similarity(corners, preference[:, None], dim=-1)
     chosen = (preference @ corners.T).argmax(-1, keepdim=True)
     result: dict[str, Any] = {
         "ray_share": hypervolume(ceiling[:, None] * preference) / leaves,
         "hull_share": hull_hypervolume(corners) / leaves,
         "ls_limit_eta": float(reached.gather(1, chosen).mean()),
         "best_leaf_eta": float(reached.amax(1).mean()),
+        "best_leaf_cosine": float(aligned.amax(1).mean()),
     }
     for rule, lam in config.rules:
         _, solution = train_tables(
@@ -157,8 +161,8 @@ class TreasureConfig:
         ("preco", 5.0),
     )
     num_preferences: int = 21
-    iterations: int = 150
-    lr: float = 0.3
+    iterations: int = 400
+    lr: float = 0.1  # at 0.3 some of PreCo's policies jump and stay misaligned
 
 
 def run_treasure(
@@ -211,9 +215,14 @@ _SAMPLED = MetaConfig(
 )
 
 
-def _both(config: MetaConfig) -> tuple[MetaConfig, ...]:
-    """The weighted sum and PreCo, trained alike."""
-    return (replace(config, rule="ls"), replace(config, rule="preco"))
+_BOTH = (("ls", 5.0), ("preco", 5.0))
+
+
+def _alike(
+    config: MetaConfig, rules: tuple[tuple[str, float], ...] = _BOTH
+) -> tuple[MetaConfig, ...]:
+    """Rules (the weighted sum and PreCo) with everything else the same."""
+    return tuple(replace(config, rule=rule, lam=lam) for rule, lam in rules)
 
 
 @dataclass(frozen=True)
@@ -227,7 +236,7 @@ class NetworkConfig:
         sampled: PPO from sampled episodes instead of exact gradients.
     """
 
-    runs: tuple[MetaConfig, ...] = _both(_NETWORK)
+    runs: tuple[MetaConfig, ...] = _alike(_NETWORK)
     resolution: int = 9
     depth: int = 6
     sampled: bool = False
@@ -261,7 +270,7 @@ def score_policy(env: TabularEnv, policy: Any, resolution: int) -> dict[str, Any
 
 @dataclass(frozen=True)
 class SchedulesConfig:
-    """How much of the result is the entropy schedule, for both rules alike.
+    """How much of the result is the entropy schedule, for all rules alike.
 
     Attributes:
         train: everything but rule and schedule.
@@ -269,6 +278,7 @@ class SchedulesConfig:
         seeds: number of seeds for each.
     """
 
+    rules: ClassVar[tuple[tuple[str, float], ...]] = _BOTH
     train: MetaConfig = _NETWORK
     schedules: tuple[tuple[float, float], ...] = (
         (0.001, 0.001),
@@ -281,18 +291,32 @@ class SchedulesConfig:
     seeds: int = 3
 
 
+@dataclass(frozen=True)
+class RivalsConfig(SchedulesConfig):
+    """The same network under the other rules that steer by the lack.
+
+    Attributes:
+        rules: (rule, lambda) pairs, the weighted sum and PreCo among them.
+        schedules: the one that suits both best.
+    """
+
+    rules: tuple[tuple[str, float], ...] = (*_BOTH, ("epo", 0.0), ("chebyshev", 10.0))
+    schedules: tuple[tuple[float, float], ...] = (_NETWORK.entropy,)
+
+
 def run_schedules(
     config: SchedulesConfig, *, device: torch.device, seed: int = 0
 ) -> dict[str, Any]:
-    """Train the weighted sum and PreCo with the same schedules and seeds.
+    """Train each rule with the same schedules and seeds.
 
     Returns:
         ``eta``, ``cosine`` and ``hypervolume`` per rule: one list of seeds per
-        schedule; the best mean ``eta`` of each rule and the margin between them.
+        schedule; the best mean ``eta`` of each rule and PreCo's margin over the
+        weighted sum.
     """
     env = fruit_tree().to(device)
     result: dict[str, Any] = {}
-    for run in _both(config.train):
+    for run in _alike(config.train, config.rules):
         rows: dict[str, list] = {"eta": [], "cosine": [], "hypervolume": []}
         for entropy in config.schedules:
             scores = []
@@ -343,7 +367,7 @@ def run_objectives(
         env = fruit_tree(6, m).to(device)
         leaves = hypervolume(leaf_values(env))
         grid = simplex_grid(m, config.resolution, interior=False).to(device)
-        for run in _both(config.train):
+        for run in _alike(config.train):
             policy, log = train_ppo(env, run, generator=make_generator(seed, device))
             with torch.no_grad():
                 seen = grid.clamp_min(1e-6).to(env.features)
@@ -374,13 +398,18 @@ EXPERIMENTS = {
     ),
     "sampled": Experiment(
         run_network,
-        laptop=NetworkConfig(runs=_both(_SAMPLED), sampled=True),
+        laptop=NetworkConfig(runs=_alike(_SAMPLED), sampled=True),
         summary="the same network from sampled episodes (PPO)",
     ),
     "schedules": Experiment(
         run_schedules,
         laptop=SchedulesConfig(),
         summary="both rules under six entropy schedules, three seeds each",
+    ),
+    "rivals": Experiment(
+        run_schedules,
+        laptop=RivalsConfig(),
+        summary="the network under the other rules that steer, three seeds each",
     ),
     "objectives": Experiment(
         run_objectives,

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icml25.pcrl.moo import _rule_weights
+from icml25.pcrl.moo import RULES, _check_positive, _rule_weights
 
-__all__ = ["ToyRun", "run_toy", "toy_preferences", "toy_target", "toy_value"]
+__all__ = [
+    "ToyRun",
+    "run_toy",
+    "toy_normal",
+    "toy_preferences",
+    "toy_target",
+    "toy_value",
+]
 
 
 def toy_value(x: Tensor) -> Tensor:
@@ -42,6 +49,25 @@ def toy_target(preference: Tensor) -> Tensor:
     :math:`v_1 / v_2 = e^{4t}`, so :math:`t = \tfrac14 \ln(p_1 / p_2)`.
     """
     return 0.25 * (preference[..., 0] / preference[..., 1]).log()
+
+
+def toy_normal(t: Tensor) -> Tensor:
+    r"""The front's normal at :math:`x = t a`, summing to one.
+
+    .. math:: \omega \propto \bigl((1 + t)\,v_2,\ (1 - t)\,v_1\bigr)
+
+    There :math:`\nabla v_1` and :math:`\nabla v_2` are opposite, so these are the only
+    weights that certify Pareto stationarity.
+
+    Args:
+        t: shape ``(...)``, in [-1, 1].
+
+    Returns:
+        ``(..., 2)``.
+    """
+    # v_2 / v_1 = exp(-4 t), split evenly.
+    pair = torch.stack([(1 + t) * (-2 * t).exp(), (1 - t) * (2 * t).exp()], -1)
+    return pair / pair.sum(-1, keepdim=True)
 
 
 def toy_preferences(num: int = 11, *, margin: float = 0.05) -> Tensor:
@@ -97,7 +123,18 @@ def run_toy(
         dim: number of variables.
         start: ``(n,)`` or ``(K, n)`` where to begin; else random.
         generator: draws the starts ``0.3 N(0, I)``, one per row.
+
+    Raises:
+        ValueError: unknown rule, a negative ``lam``, or a preference that is not
+            ``(K, 2)``, positive and finite.
     """
+    if rule not in RULES:
+        raise ValueError(f"rule={rule!r}: allowed are {', '.join(RULES)}")
+    if not (torch.as_tensor(lam) >= 0).all():
+        raise ValueError(f"lam={lam!r}: give numbers >= 0")
+    if preference.ndim != 2 or preference.shape[1] != 2:
+        raise ValueError(f"preference has shape {tuple(preference.shape)}; need (K, 2)")
+    _check_positive(preference=preference)
     if start is None:
         start = 0.3 * torch.randn(len(preference), dim, generator=generator)
     x = start.to(preference).expand(len(preference), -1)

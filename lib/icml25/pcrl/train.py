@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 _SMALLEST = 1e-3  # values are clamped here before ratios are formed
+_NO_RATIOS = ("ls", "mgda", "sdmgrad", "cagrad")  # rules that never look at values
 _LEAST_SHARE = 0.02  # least entry of a training preference (sum one): it is divided by
 
 
@@ -122,6 +123,13 @@ class MetaConfig:
     hidden: int = 128
     entropy: tuple[float, float] = (3.0, 0.05)
 
+    def __post_init__(self) -> None:
+        for name in ("iterations", "num_preferences", "num_episodes", "epochs", "lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: give a number > 0")
+        if not min(self.entropy) >= 0:
+            raise ValueError(f"entropy={self.entropy!r}: give two numbers >= 0")
+
 
 def train_tables(
     env: TabularEnv,
@@ -152,9 +160,10 @@ def train_tables(
         The policies ``(K, S, A)`` and their exact :class:`~icml25.pcrl.Solution`.
 
     Raises:
-        ValueError: unknown rule, wrong size, or a preference that is not positive.
+        ValueError: unknown rule, negative ``lam``, wrong size, a preference that is not
+            positive, or an objective that is never positive.
     """
-    _check(env, rule, preference)
+    _check(env, rule, preference, lam)
     shape = (len(preference), env.num_states, env.num_actions)
     logits = preference.new_zeros(shape)
     for _ in progress(range(iterations), desc=f"{rule} tables"):
@@ -211,7 +220,8 @@ def train_meta(
         The policy and a log with the mean cosine every 50 updates.
 
     Raises:
-        ValueError: unknown rule.
+        ValueError: unknown rule, negative ``lam``, or an objective that is never
+            positive.
     """
     policy, optimizer = _start(env, config, generator, env.num_actions)
     log: dict[str, list[float]] = {"iteration": [], "cosine": []}
@@ -263,7 +273,8 @@ def train_ppo(
         The policy and a log with the mean cosine and the number of steps taken.
 
     Raises:
-        ValueError: unknown rule, or an environment with unbounded episodes.
+        ValueError: unknown rule, negative ``lam``, an objective that is never positive,
+            or an environment with unbounded episodes.
     """
     if not env.levels:
         raise ValueError(f"{env.name}: PPO here needs episodes of bounded length")
@@ -366,7 +377,7 @@ def _start(
     generator: torch.Generator | None,
     num_outputs: int,
 ) -> tuple[MetaPolicy, torch.optim.Optimizer]:
-    _check(env, config.rule, None)
+    _check(env, config.rule, None, config.lam)
     network = MetaPolicy(
         env.features.shape[1],
         env.num_objectives,
@@ -394,11 +405,27 @@ def _entropy_weight(config: MetaConfig, step: int) -> float:
     return first * (last / first) ** (step / max(config.iterations - 1, 1))
 
 
-def _check(env: TabularEnv, rule: str, preference: Tensor | None) -> None:
+def _check(
+    env: TabularEnv, rule: str, preference: Tensor | None, lam: float = 0.0
+) -> None:
     if rule not in RULES:
         raise ValueError(f"rule={rule!r}: allowed are {', '.join(RULES)}")
+    if not lam >= 0:
+        raise ValueError(f"lam={lam!r}: give a number >= 0")
+    # Training clamps the odd negative value; here every value would be clamped.
+    hopeless = (env.reward.flatten(0, -2).amax(0) <= 0) & (env.offset <= 0)
+    if rule not in _NO_RATIOS and hopeless.any():
+        where = hopeless.nonzero().flatten().tolist()
+        raise ValueError(
+            f"{env.name}: objectives {where} are never positive, but rule={rule!r} "
+            "divides by a preference and compares ratios; shift them with with_utility"
+        )
     if preference is None:
         return
+    if not preference.is_floating_point():
+        raise ValueError(
+            f"preference has dtype {preference.dtype}; give floating-point numbers"
+        )
     if preference.ndim != 2 or preference.shape[1] != env.num_objectives:
         raise ValueError(
             f"preference has shape {tuple(preference.shape)}; "
