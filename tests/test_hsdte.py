@@ -23,10 +23,7 @@ from icml25.hsdte import (
     distance_to_prototypes,
     embed_tree,
     expansion,
-    max_radius,
     max_scale,
-    pairwise_distance,
-    poincare_distance,
     reference,
     sphere_points,
 )
@@ -37,7 +34,14 @@ from icml25.hsdte.arithmetic import (
     two_prod,
     two_sum,
 )
-from icml25.hsdte.distances import AncestorViews, deficit, tree_blocks
+from icml25.hsdte.distances import (
+    AncestorViews,
+    deficit,
+    pairwise_distance,
+    poincare_distance,
+    tree_blocks,
+)
+from icml25.hsdte.expansion import max_radius
 from icml25.hsdte.experiments import load_tree
 from icml25.hsdte.law import delaunay_scale, drift_angle, ratio_bound
 from icml25.hsdte.metrics import distortion
@@ -484,8 +488,8 @@ def test_labels_may_hold_tabs_and_unicode(tmp_path):
         (lambda: RootedTree([-1, 0], [0, -1]), "finite and positive"),
         (lambda: RootedTree([-1, 0], [0, math.nan]), "finite and positive"),
         (lambda: RootedTree([-1, 0], [0, 0]), "contract it first"),
-        (lambda: RootedTree([-1, 0], [1]), "length 1; there are 2"),
-        (lambda: RootedTree([-1, 0], labels=["a"]), "labels has length"),
+        (lambda: RootedTree([-1, 0], [1]), "weight has shape"),
+        (lambda: RootedTree([-1, 0], labels=["a"]), "labels has shape"),
         (lambda: RootedTree.balanced(0, 1), "branching=0"),
         (lambda: RootedTree.yule(1), "leaves=1"),
         (lambda: RootedTree.balanced(2, 1).rerooted(3), "root=3"),

@@ -141,8 +141,8 @@ def planar_figure(tree: RootedTree, tau: float, terms: int) -> Figure:
 def angle_figure(points: Tensor, tau: float) -> Figure:
     """All pairwise angles of some unit vectors, and what they cost a tree.
 
-    The tree is two levels deep and uses the vectors at every node; its worst path turns
-    at three of them.
+    The tree is two levels deep and uses the vectors at every node, the first of them
+    towards the parent; its longest paths turn at three nodes.
     """
     import matplotlib.pyplot as plt
 
@@ -150,7 +150,11 @@ def angle_figure(points: Tensor, tau: float) -> Figure:
     pair = torch.triu_indices(count, count, 1)
     cosine = (points @ points.T)[pair[0], pair[1]].clamp(-1, 1)
     worst = float(smallest_angle(points))
-    predicted = -3 * 2 * math.log(math.sin(math.radians(worst) / 2)) / (4 * tau)
+    loss = -((1 - points @ points.T) / 2).clamp_min(1e-30).log() / 2
+    loss.fill_diagonal_(-math.inf)  # of a corner between two directions
+    up, side = float(loss[0, 1:].max()), float(loss[1:, 1:].max())
+    # Over the root from leaf to leaf or from leaf to child, and then one corner alone.
+    predicted = 2 / tau * max((2 * up + side) / 4, (up + side) / 3, up / 2, side / 2)
     tree = RootedTree.balanced(count - 1, 2)
     table = {1: points[:1], count - 1: points[1:], count: points}
     embedded = embed_tree(tree, dim, tau=tau, points=table, twist=False)
