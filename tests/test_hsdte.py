@@ -23,10 +23,7 @@ from icml25.hsdte import (
     distance_to_prototypes,
     embed_tree,
     expansion,
-    max_radius,
     max_scale,
-    pairwise_distance,
-    poincare_distance,
     reference,
     sphere_points,
 )
@@ -37,7 +34,14 @@ from icml25.hsdte.arithmetic import (
     two_prod,
     two_sum,
 )
-from icml25.hsdte.distances import AncestorViews, deficit, tree_blocks
+from icml25.hsdte.distances import (
+    AncestorViews,
+    deficit,
+    pairwise_distance,
+    poincare_distance,
+    tree_blocks,
+)
+from icml25.hsdte.expansion import max_radius
 from icml25.hsdte.experiments import load_tree
 from icml25.hsdte.law import delaunay_scale, drift_angle, ratio_bound
 from icml25.hsdte.metrics import distortion
@@ -391,6 +395,7 @@ def test_directions_are_solved_once_for_each_degree():
     [
         ((0, 3), "count=0"),
         ((3, 1), "dim=1"),
+        ((3.0, 3), "count=3.0"),
         ((17, 20, "hadamard"), "16 rows that fit"),
         ((21, 20, "simplex_code"), "exceeds dim"),
         ((9, 4, "orthoplex"), "exceeds 2 dim"),
@@ -402,6 +407,12 @@ def test_directions_are_solved_once_for_each_degree():
 def test_directions_refuse(arguments, text):
     with pytest.raises(ValueError, match=text):
         sphere_points(*arguments)
+
+
+@pytest.mark.parametrize("start", [torch.ones(4, 3), torch.full((9, 3), math.nan)])
+def test_starts_of_another_shape_or_without_direction_are_refused(start):
+    with pytest.raises(ValueError, match=r"give \(9, 3\) finite"):
+        sphere_points(9, 3, "mam", start=start)
 
 
 # Trees
@@ -484,8 +495,11 @@ def test_labels_may_hold_tabs_and_unicode(tmp_path):
         (lambda: RootedTree([-1, 0], [0, -1]), "finite and positive"),
         (lambda: RootedTree([-1, 0], [0, math.nan]), "finite and positive"),
         (lambda: RootedTree([-1, 0], [0, 0]), "contract it first"),
-        (lambda: RootedTree([-1, 0], [1]), "length 1; there are 2"),
-        (lambda: RootedTree([-1, 0], labels=["a"]), "labels has length"),
+        (lambda: RootedTree([-1, 0], [1]), "weight has shape"),
+        (lambda: RootedTree([-1, 0], labels=["a"]), "labels has shape"),
+        (lambda: RootedTree([-1, 0], [[1], [1]]), r"shape \(2, 1\)"),
+        (lambda: RootedTree([-1, 0], [None, 1.0]), "weight must hold numbers"),
+        (lambda: RootedTree.balanced(2.5, 2), "branching=2.5"),
         (lambda: RootedTree.balanced(0, 1), "branching=0"),
         (lambda: RootedTree.yule(1), "leaves=1"),
         (lambda: RootedTree.balanced(2, 1).rerooted(3), "root=3"),
@@ -505,6 +519,28 @@ def test_networkx_graphs_that_are_no_trees_are_refused():
         RootedTree.from_networkx(nx.Graph([(0, 1), (2, 3)]))
     with pytest.raises(ValueError, match="no node"):
         RootedTree.from_networkx(nx.Graph())
+    for graph in (nx.DiGraph([(0, 1)]), nx.MultiGraph([(0, 1)]), [(0, 1)]):
+        with pytest.raises(TypeError, match="undirected networkx.Graph"):
+            RootedTree.from_networkx(graph)
+
+
+def test_tree_files_are_read_by_node_number(tmp_path):
+    path = tmp_path / "tree.tsv"
+    head, a, b, c = (
+        "node\tparent\tweight\n",
+        "2\t1\t3\tc\n",
+        "0\t-1\t0\ta\n",
+        "1\t0\t2\n",
+    )
+    path.write_text(head + a + b + c, "utf-8")
+    tree = RootedTree.from_tsv(path)
+    assert tree.labels == ("a", "", "c") and tree.height.tolist() == [0, 2, 5]
+    path.write_text(head + b + "one\t0\t1\n", "utf-8")
+    with pytest.raises(ValueError, match="line 3.*node, parent, weight"):
+        RootedTree.from_tsv(path)
+    path.write_text(head + b + "0\t0\t1\n", "utf-8")
+    with pytest.raises(ValueError, match="each once"):
+        RootedTree.from_tsv(path)
 
 
 # Distances
@@ -588,6 +624,8 @@ def test_prototypes_refuse_points_outside():
         distance_to_prototypes(torch.full((1, 3), math.nan), points)
     with pytest.raises(ValueError, match=r"\(B, d\)"):
         distance_to_prototypes(torch.zeros(1, 2), points)
+    with pytest.raises(TypeError, match="Expansion"):
+        distance_to_prototypes(torch.zeros(1, 3), torch.zeros(2, 3))
 
 
 # Metrics
@@ -892,6 +930,13 @@ def test_a_long_caterpillar_is_streamed():
     ("options", "text"),
     [
         ({"dim": 1}, "dim=1"),
+        ({"dim": 2.5}, "dim=2.5"),
+        ({"tau": "1"}, "tau='1'"),
+        ({"points": dict.fromkeys((1, 3, 4), torch.eye(3))}, r"points\[1\]"),
+        (
+            {"points": {m: torch.full((m, 3), math.nan) for m in (1, 3, 4)}},
+            "unit vectors",
+        ),
         ({"tau": 13.0}, r"R = 52.0.*R_max = 37.4.*terms=2 would do"),
         ({"tau": 200.0}, "no terms will do"),
         ({"tau": 5.0, "dtype": torch.float32}, "terms=2 would do"),
@@ -906,6 +951,18 @@ def test_a_long_caterpillar_is_streamed():
 def test_construction_refuses(options, text):
     with pytest.raises(ValueError, match=text):
         embed_tree(RootedTree.balanced(3, 4), **{"dim": 3, **options})
+
+
+def test_graphs_and_margins_without_room_are_refused():
+    with pytest.raises(TypeError, match="RootedTree"):
+        embed_tree([-1, 0], 2)
+    with pytest.raises(ValueError, match="R_max = 37.4"):
+        max_scale(RootedTree.balanced(2, 2), 1, margin=40.0)
+
+
+def test_no_operation_leaves_the_device():
+    embedded = embed_tree(RootedTree.balanced(3, 3), 4, terms=3, device="meta")
+    assert embedded.distances().device.type == "meta"
 
 
 def test_hadamard_directions_refuse_large_degrees():

@@ -7,8 +7,9 @@ import time
 
 import mpmath
 import torch
-from icml25.hsdte import RootedTree, embed_tree, max_scale, pairwise_distance
+from icml25.hsdte import RootedTree, embed_tree, max_scale
 from icml25.hsdte.arithmetic import BITS
+from icml25.hsdte.distances import pairwise_distance
 from icml25.hsdte.reference import distance_by_mpmath, embed_by_node
 from icml25.hsdte.sphere import direction_table
 

@@ -29,7 +29,7 @@ MAX_TERMS = {torch.float64: 8, torch.float32: 4}
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""The rounded sum and its exact error, for operands of any size (Knuth; 6 flops).
 
-    :math:`s = a \oplus b` and :math:`e` with :math:`s + e = a + b` exactly, barring
+    $s = a \oplus b$ and $e$ with $s + e = a + b$ exactly, barring
     overflow.
 
     Args:
@@ -59,9 +59,9 @@ def _split(a: Tensor) -> tuple[Tensor, Tensor]:
 def two_prod(a: Tensor, b: Tensor, *, method: str = "dekker") -> tuple[Tensor, Tensor]:
     r"""The rounded product and its exact error.
 
-    :math:`p = a \otimes b` and :math:`e` with :math:`p + e = ab` exactly, unless
-    :math:`|ab|` falls below about :math:`2^{-970}` (float64) or :math:`2^{-103}`
-    (float32), where :math:`e` underflows.
+    $p = a \otimes b$ and $e$ with $p + e = ab$ exactly, unless
+    $|ab|$ falls below about $2^{-970}$ (float64) or $2^{-103}$
+    (float32), where $e$ underflows.
 
     Args:
         a, b: tensors of one dtype, broadcastable.
@@ -132,10 +132,10 @@ def renormalize(components: Sequence[Tensor], terms: int) -> Tensor:
     Args:
         components: floats of roughly decreasing size, each ``(...)``; their sum is
             meant.
-        terms: components kept, :math:`t`.
+        terms: components kept, $t$.
 
     Returns:
-        ``(terms, ...)`` with :math:`|x_{i+1}| \le \mathrm{ulp}(x_i)`; the sum is kept
+        ``(terms, ...)`` with $|x_{i+1}| \le \mathrm{ulp}(x_i)$; the sum is kept
         up to about one unit in the last place of the last term.
     """
     rest = _vec_sum(list(components))
@@ -224,17 +224,22 @@ def _partial_products(
     return levels
 
 
+def _two_prod_wide(a: Tensor, b: Tensor, method: str) -> tuple[Tensor, Tensor]:
+    """Head and error of products of one or two components."""
+    p, e = two_prod(a[0], b[0], method=method)
+    # Not addcmul: fused or not would change the last bit from device to device.
+    if b.shape[0] == 2:
+        e = e + a[0] * b[1]
+    if a.shape[0] == 2:
+        e = e + a[1] * b[0]
+    return p, e
+
+
 def mul(a: Tensor, b: Tensor, terms: int, method: str) -> Tensor:
     if terms == 1:
         return a * b
     if terms == 2:  # double word times double word: error <= 5 * 2^(-2p)
-        p, e = two_prod(a[0], b[0], method=method)
-        # Not addcmul: fused or not would change the last bit from device to device.
-        if b.shape[0] == 2:
-            e = e + a[0] * b[1]
-        if a.shape[0] == 2:
-            e = e + a[1] * b[0]
-        return torch.stack(fast_two_sum(p, e))
+        return torch.stack(fast_two_sum(*_two_prod_wide(a, b, method)))
     levels = _partial_products(a.unsqueeze(1), b.unsqueeze(1), terms, method)
     return distill(levels, terms)
 
@@ -244,6 +249,15 @@ def dot(a: Tensor, b: Tensor, terms: int, method: str) -> Tensor:
     a, b = a.movedim(-1, 1), b.movedim(-1, 1)  # (t, ..., d) -> (t, d, ...)
     if terms == 1:
         return (a * b).sum(1)
+    if terms == 2:  # Ogita, Rump and Oishi: exact heads, errors summed plainly
+        heads, error = _two_prod_wide(a, b, method)
+        errors = [error]
+        while heads.shape[0] > 1:
+            half, odd = divmod(heads.shape[0], 2)
+            head, error = two_sum(heads[:half], heads[half : 2 * half])
+            heads = torch.cat([head, heads[2 * half :]]) if odd else head
+            errors.append(error)
+        return torch.stack(two_sum(heads[0], torch.cat(errors).sum(0)))
     return distill(_partial_products(a, b, terms, method), terms)
 
 
@@ -257,11 +271,13 @@ def pad(x: Tensor, terms: int) -> Tensor:
 def reciprocal(x: Tensor, method: str) -> Tensor:
     """Newton: ``r <- r + r (1 - x r)`` doubles the good bits, ceil(log2 t) times."""
     r = x[:1].reciprocal()
+    if x.shape[0] > 1:  # from one component to two, ordinary floats do
+        p, e = _two_prod_wide(x[:2], r, method)
+        r = torch.stack(fast_two_sum(r[0], r[0] * ((1 - p) - e)))
     while r.shape[0] < x.shape[0]:
-        half, terms = r.shape[0], min(2 * r.shape[0], x.shape[0])
+        terms = min(2 * r.shape[0], x.shape[0])
         residual = _one_minus(mul(x[:terms], r, terms, method))
-        step = mul(r, residual[:half], half, method)
-        r = add(pad(r, terms), pad(step, terms))
+        r = _newton_step(r, residual, method)
     return r
 
 
@@ -269,13 +285,22 @@ def rsqrt(x: Tensor, method: str) -> Tensor:
     """Newton: ``r <- r + r (1 - x r^2) / 2``."""
     # torch.rsqrt is an estimate on some devices; 1/sqrt is rounded twice everywhere.
     r = x[:1].sqrt().reciprocal()
+    if x.shape[0] > 1:
+        square = torch.stack(two_prod(r[0], r[0], method=method))
+        p, e = _two_prod_wide(x[:2], square, method)
+        r = torch.stack(fast_two_sum(r[0], r[0] * ((1 - p) - e) * 0.5))
     while r.shape[0] < x.shape[0]:
-        half, terms = r.shape[0], min(2 * r.shape[0], x.shape[0])
+        terms = min(2 * r.shape[0], x.shape[0])
         square = mul(r, r, terms, method)
         residual = _one_minus(mul(x[:terms], square, terms, method))
-        step = mul(r, residual[:half], half, method) * 0.5
-        r = add(pad(r, terms), pad(step, terms))
+        r = _newton_step(r, residual * 0.5, method)
     return r
+
+
+def _newton_step(r: Tensor, residual: Tensor, method: str) -> Tensor:
+    half, terms = r.shape[0], residual.shape[0]
+    step = mul(r, residual[:half], half, method)
+    return add(pad(r, terms), pad(step, terms))
 
 
 def _one_minus(x: Tensor) -> Tensor:

@@ -32,12 +32,12 @@ def classical_mds(distances: Tensor, dim: int) -> Tensor:
 def h_mds(distances: Tensor, dim: int) -> Tensor:
     r"""Hyperbolic distances of the spectral h-MDS embedding (Sala et al., 2018).
 
-    If ``distances`` came from hyperbolic points, :math:`\cosh` of them would be a
+    If ``distances`` came from hyperbolic points, $\cosh$ of them would be a
     matrix with one positive eigenvalue and ``dim`` negative ones; the ``dim`` leading
     of those give space-like coordinates.
 
     Args:
-        distances: ``(n, n)``, scaled by :math:`\tau`.
+        distances: ``(n, n)``, scaled by $\tau$.
         dim: dimension.
 
     Returns:

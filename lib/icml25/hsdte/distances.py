@@ -22,7 +22,7 @@ __all__ = [
 
 
 def deficit(x: Expansion) -> Tensor:
-    r""":math:`m(x) = 1 - |x|^2`, subtracted in expansions and then rounded.
+    r"""$m(x) = 1 - |x|^2$, subtracted in expansions and then rounded.
 
     Args:
         x: ``(..., d)`` points of the unit ball.
@@ -56,13 +56,13 @@ def _guarded(x: Expansion, guard: int) -> Expansion:
 def poincare_distance(x: Expansion, y: Expansion, *, guard: int = 1) -> Tensor:
     r"""Hyperbolic distance of points of the unit ball, ``hsdte-eq-distance``.
 
-    :math:`d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (m(x)\,m(y))}`
+    $d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (m(x)\,m(y))}$
 
     Args:
         x, y: ``(..., d)``, broadcastable.
         guard: components more than stored that the subtractions use. One makes the
-            distance *of the stored points* right to :math:`10^{-14}`; with none the
-            error is of the order :math:`e^{R - R_{\max}}`, that of the points
+            distance *of the stored points* right to $10^{-14}$; with none the
+            error is of the order $e^{R - R_{\max}}$, that of the points
             themselves.
 
     Returns:
@@ -109,6 +109,7 @@ def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
         ``(B, C)`` float64.
 
     Raises:
+        TypeError: ``points`` is no :class:`Expansion`.
         ValueError: the dimensions differ, or a point of ``z`` is not inside the ball.
 
     Example:
@@ -117,6 +118,11 @@ def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
         >>> round(float(distance_to_prototypes(z, origin)), 4)  # 2 artanh(1/2) = ln 3
         1.0986
     """
+    if not isinstance(points, Expansion):
+        raise TypeError(
+            f"points are {type(points).__name__}; give an Expansion, such as the "
+            "points of an embedded tree"
+        )
     if z.ndim != 2 or len(points.shape) != 2 or z.shape[1] != points.shape[1]:
         raise ValueError(
             f"z has shape {tuple(z.shape)}, points {tuple(points.shape)}: give (B, d) "
@@ -186,9 +192,9 @@ def tree_blocks(
     r"""All distances of an embedded tree, block by block, by lowest common ancestor.
 
     Nodes below different children of ``a`` are seen from ``a`` at distances
-    :math:`r_1, r_2` in directions :math:`u_1, u_2` that are far apart, so nothing
-    cancels: :math:`\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2 + \sinh r_1\sinh r_2\,c`,
-    :math:`c = (1-u_1\cdot u_2)/2`.
+    $r_1, r_2$ in directions $u_1, u_2$ that are far apart, so nothing
+    cancels: $\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2 + \sinh r_1\sinh r_2\,c$,
+    $c = (1-u_1\cdot u_2)/2$.
 
     Args:
         views: the embedded tree.
@@ -202,11 +208,21 @@ def tree_blocks(
     Notes:
         ``n * depth`` expansions instead of ``n^2``; the memory of a level is ``n d``.
     """
+    height = views.tree.height[torch.argsort(views.tree.depth_first)]
+    height = height.to(views.points.device)
+    for rows, cols, square, ancestor in _squares(views, max_elements):
+        path = height[rows, None] + height[cols] - 2 * height[ancestor]
+        yield rows, cols, _twice_arsinh_root(square), path
+
+
+def _squares(
+    views: AncestorViews, max_elements: int
+) -> Iterator[tuple[slice, slice, Tensor, int]]:
+    """The blocks as ``sinh^2(D/2)``, with the place of the common ancestor."""
     tree = views.tree
     device = views.points.device
     place, size = tree.depth_first, tree.subtree_size
     node_at = torch.argsort(place)
-    height = tree.height[node_at].to(device)
     starts, sizes = place.tolist(), size.tolist()
     children = tree.num_children.tolist()
     first_child = [1, *(1 + torch.cumsum(tree.num_children, 0)).tolist()]
@@ -231,18 +247,14 @@ def tree_blocks(
             torch.stack([1 / grow, grow], 1),
         )
         sinh = radius.sinh()[:, None]
-        ray = torch.cat([sinh, sinh * unit], 1)
-        sign = torch.tensor([1.0] + [-1.0] * unit.shape[1], device=device).double()
+        ray, mirrored = (torch.cat([sinh, sinh * u], 1) for u in (unit, -unit))
+        alone = (radius[None] / 2).sinh().square()
         for a, end in zip(inner.tolist(), ends.tolist(), strict=True):
             begin, stop = starts[a], starts[a] + sizes[a]
             shift = end - (stop - begin - 1) - (begin + 1)  # place -> row of radius
-            here = height[begin]
-            yield (
-                slice(begin, begin + 1),
-                slice(begin + 1, stop),
-                radius[None, begin + 1 + shift : stop + shift],
-                (height[begin + 1 : stop] - here)[None],
-            )
+            below = slice(begin + 1, stop)
+            seen = alone[:, begin + 1 + shift : stop + shift]
+            yield slice(begin, begin + 1), below, seen, begin
             last = first_child[a] + children[a]
             for rows, cols in _rectangles(
                 starts[first_child[a] : last],
@@ -254,10 +266,9 @@ def tree_blocks(
                 j = slice(cols.start + shift, cols.stop + shift)
                 half = left[i] @ right[j].T  # 2 sinh((r1 - r2) / 2)
                 square = torch.addmm(
-                    half.square_(), ray[i] * sign, ray[j].T, beta=0.25, alpha=0.5
+                    half.square_(), mirrored[i], ray[j].T, beta=0.25, alpha=0.5
                 )
-                path = height[rows, None] + height[cols] - 2 * here
-                yield rows, cols, _twice_arsinh_root(square.clamp_min_(0)), path
+                yield rows, cols, square.clamp_min_(0), begin
 
 
 def _rectangles(
@@ -292,11 +303,11 @@ def _triangle(begin: int, end: int, max_elements: int) -> Iterator[tuple[slice, 
 
 
 def tree_pairwise_distance(tree: RootedTree, points: Expansion) -> Tensor:
-    """All distances by :func:`tree_blocks`, as ``(n, n)`` in the tree's numbering."""
+    """All distances as in :func:`tree_blocks`, ``(n, n)`` in the tree's numbering."""
     size = len(tree)
     out = torch.zeros(size, size, dtype=torch.float64, device=points.device)
-    for rows, cols, distance, _ in tree_blocks(AncestorViews(tree, points)):
-        out[rows, cols] = distance
-    out = out + out.T
+    for rows, cols, square, _ in _squares(AncestorViews(tree, points), 1 << 17):
+        out[rows, cols] = square
+    out = _twice_arsinh_root(out + out.T)
     place = tree.depth_first.to(points.device)
     return out[place[:, None], place]

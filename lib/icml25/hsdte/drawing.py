@@ -12,7 +12,7 @@ from icml25.core import COLORS
 from icml25.hsdte.arithmetic import BITS
 from icml25.hsdte.distances import AncestorViews
 from icml25.hsdte.embedding import TreeEmbedding, embed_tree
-from icml25.hsdte.expansion import Expansion, max_radius
+from icml25.hsdte.expansion import max_radius
 from icml25.hsdte.sphere import rankin_angle, smallest_angle
 from icml25.hsdte.trees import RootedTree
 
@@ -126,14 +126,14 @@ def planar_figure(tree: RootedTree, tau: float, terms: int) -> Figure:
     )
     colour = COLORS["green"] if radius <= limit - 3 else COLORS["orange"]
     state = f"R = {radius:.0f} of R_max = {limit:.0f} nats"
-    if int(lost.sum()):
-        state += f"; {int(lost.sum())} edges lost"
     right.set_title(state, color=colour)
     if radius <= limit - 1:
         report = embedded.report()
         words = f"D_ave = {report.d_ave:.3f}\nD_wc = {report.d_wc:.3f}"
     else:
-        words = "past the limit:\nthe drawing is noise"
+        words = (
+            f"past the limit: the drawing\nis noise, {int(lost.sum())} edges are lost"
+        )
     right.text(0.97, 0.95, words, transform=right.transAxes, ha="right", va="top")
     return fig
 
@@ -141,8 +141,8 @@ def planar_figure(tree: RootedTree, tau: float, terms: int) -> Figure:
 def angle_figure(points: Tensor, tau: float) -> Figure:
     """All pairwise angles of some unit vectors, and what they cost a tree.
 
-    The tree is two levels deep and uses the vectors at every node; its worst path turns
-    at three of them.
+    The tree is two levels deep and uses the vectors at every node, the first of them
+    towards the parent; its longest paths turn at three nodes.
     """
     import matplotlib.pyplot as plt
 
@@ -150,7 +150,11 @@ def angle_figure(points: Tensor, tau: float) -> Figure:
     pair = torch.triu_indices(count, count, 1)
     cosine = (points @ points.T)[pair[0], pair[1]].clamp(-1, 1)
     worst = float(smallest_angle(points))
-    predicted = -3 * 2 * math.log(math.sin(math.radians(worst) / 2)) / (4 * tau)
+    loss = -((1 - points @ points.T) / 2).clamp_min(1e-30).log() / 2
+    loss.fill_diagonal_(-math.inf)  # of a corner between two directions
+    up, side = float(loss[0, 1:].max()), float(loss[1:, 1:].max())
+    # Over the root from leaf to leaf or from leaf to child, and then one corner alone.
+    predicted = 2 / tau * max((2 * up + side) / 4, (up + side) / 3, up / 2, side / 2)
     tree = RootedTree.balanced(count - 1, 2)
     table = {1: points[:1], count - 1: points[1:], count: points}
     embedded = embed_tree(tree, dim, tau=tau, points=table, twist=False)
@@ -181,7 +185,11 @@ def angle_figure(points: Tensor, tau: float) -> Figure:
 
 
 def bits_figure(radius: float, terms: int = 4) -> Figure:
-    """The binary digits of a point's norm, and which component holds which."""
+    """The binary digits of a point's norm, cut into the bits of each component.
+
+    The errors are those of the norm rounded to the digits shown so far: what a generic
+    coordinate gets. A lucky number, with a gap between its components, gets more.
+    """
     import matplotlib.pyplot as plt
     import mpmath
 
@@ -194,9 +202,8 @@ def bits_figure(radius: float, terms: int = 4) -> Figure:
         exact = 1 - norm
         error = []
         for t in range(1, terms + 1):
-            stored = Expansion.from_mpmath([norm], t)
-            gap = 1 - stored.to_mpmath(0)
-            error.append(float(abs(gap / exact - 1)))
+            unit = mpmath.mpf(2) ** (-bits * t)
+            error.append(float(abs(mpmath.nint(norm / unit) * unit - norm) / exact))
     fig, ax = plt.subplots(figsize=(6.6, 1.5 + 0.1 * terms), layout="constrained")
     names = ("method", "orange", "green", "pink")
     for i, bit in enumerate(string):
@@ -213,12 +220,12 @@ def bits_figure(radius: float, terms: int = 4) -> Figure:
             )
         )
     for row in range(terms):
-        shown = f"{error[row]:.0e}" if error[row] > 1e-300 else "0"
-        ax.text(-1, 0.4 - row, f"x{row + 1}", ha="right", va="center")
+        shown = f"{error[row]:.0e}" if error[row] < 0.5 else "all of it"
+        ax.text(-1, 0.4 - row, f"bits to {bits * (row + 1)}", ha="right", va="center")
         ax.text(
-            bits + 1, 0.4 - row, f"error of 1 − |x|: {shown}", va="center", fontsize=8.5
+            bits + 1, 0.4 - row, f"1 − |x| off by {shown}", va="center", fontsize=8.5
         )
-    ax.set(xlim=(-3, bits + 22), ylim=(-terms + 0.8, 1))
+    ax.set(xlim=(-11, bits + 22), ylim=(-terms + 0.8, 1))
     ax.axis("off")
     ones = next((i for i, bit in enumerate(string) if not bit), total)
     ax.set_title(f"R = {radius:g} nats: the norm begins with {ones} ones")
@@ -229,8 +236,9 @@ def error_figure(reports: dict[str, TreeEmbedding], vmax: float = 0.5) -> Any:
     """Relative errors of all pairs in depth-first order, one panel per embedding."""
     import matplotlib.pyplot as plt
 
+    size = 1.1 + 2.75 * len(reports), 3.3
     fig, axes = plt.subplots(
-        1, len(reports), figsize=(6.6, 3.3), layout="constrained", squeeze=False
+        1, len(reports), figsize=size, layout="constrained", squeeze=False
     )
     for ax, (title, embedded) in zip(axes[0], reports.items(), strict=True):
         tree = embedded.tree
@@ -238,7 +246,11 @@ def error_figure(reports: dict[str, TreeEmbedding], vmax: float = 0.5) -> Any:
         target = (embedded.tau * tree.distances()).fill_diagonal_(1)
         error = (1 - embedded.distances() / target).fill_diagonal_(0)
         image = ax.imshow(
-            error[order][:, order].clamp_min(0), cmap="Blues", vmin=0, vmax=vmax
+            error[order][:, order].clamp_min(0),
+            cmap=plt.get_cmap("Blues", 10),  # few colours make small files
+            interpolation="nearest",
+            vmin=0,
+            vmax=vmax,
         )
         ax.set(title=title, xticks=[], yticks=[], xlabel="nodes, depth first")
         ax.grid(False)

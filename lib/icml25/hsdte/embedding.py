@@ -50,7 +50,7 @@ class TreeEmbedding:
         return tree_distortion(self.tree, self.points, self.tau)
 
     def edge_errors(self) -> Tensor:
-        r"""``(n - 1,)`` nats by which each edge misses :math:`\tau w`."""
+        r"""``(n - 1,)`` nats by which each edge misses $\tau w$."""
         length = AncestorViews(self.tree, self.points).edge_lengths()
         return length[1:] - self.tau * self.tree.weight[1:].to(length.device)
 
@@ -62,20 +62,27 @@ def max_scale(
     *,
     margin: float = 3.0,
 ) -> float:
-    r"""The largest safe scale, :math:`(R_{\max} - \mu)` over the tree's eccentricity.
+    r"""The largest safe scale, $(R_{\max} - \mu)$ over the tree's eccentricity.
 
     Args:
         tree: hang it up at its centre first (:meth:`RootedTree.recentered`).
-        terms: components :math:`t`.
+        terms: components $t$.
         dtype: of the components.
-        margin: :math:`\mu`; edges then come out right to about :math:`e^{-\mu}` nats.
+        margin: $\mu$; edges then come out right to about $e^{-\mu}$ nats.
 
     Returns:
         The scale; 1 for a single node.
+
+    Raises:
+        ValueError: a margin that is negative or leaves no room.
     """
-    if len(tree) == 1:
-        return 1.0
-    return (max_radius(terms, dtype) - margin) / tree.eccentricity
+    limit = max_radius(terms, dtype)
+    if not 0 <= margin < limit:
+        raise ValueError(
+            f"margin={margin}: terms={terms} reach R_max = {limit:.1f}; give 0 or more "
+            "and less than that"
+        )
+    return (limit - margin) / tree.eccentricity if len(tree) > 1 else 1.0
 
 
 def terms_for(radius: float, dtype: torch.dtype, margin: float = 1.0) -> int:
@@ -101,15 +108,15 @@ def embed_tree(
 
     The root is at the origin. For every other inner node ``v`` the inversion that swaps
     ``v`` and the origin shows where the parent is; the unit vectors of ``v`` are turned
-    so that the first points there; the others, times :math:`\tanh(\tau w/2)`, are the
+    so that the first points there; the others, times $\tanh(\tau w/2)$, are the
     children, and the same inversion carries them back. All nodes of a level are done
     at once.
 
     Args:
         tree: the tree.
-        dim: dimension :math:`d \ge 2`.
-        tau: scale :math:`\tau > 0`; default: :func:`max_scale`.
-        terms: components of each coordinate, :math:`t`, 1 to 8.
+        dim: dimension $d \ge 2$.
+        tau: scale $\tau > 0$; default: :func:`max_scale`.
+        terms: components of each coordinate, $t$, 1 to 8.
         dtype: of the components, float64 or float32.
         points: method of :func:`~icml25.hsdte.sphere_points` (the paper's is
             ``"mam"``; the default is the best known), or a table of unit vectors by
@@ -127,12 +134,14 @@ def embed_tree(
         The embedding.
 
     Raises:
+        TypeError: ``tree`` is no :class:`RootedTree`.
         ValueError: ``dim`` < 2, ``tau`` not positive, or so large that the components
             run out of bits (the text names the limit and the components that would do);
-            a degree that the method has no directions for.
+            a degree that the method has no directions for, or a table whose rows are
+            not unit vectors.
 
     Notes:
-        Edges come out as :math:`\tau w` up to about :math:`e^{R - R_{\max}}` nats.
+        Edges come out as $\tau w$ up to about $e^{R - R_{\max}}$ nats.
 
     Example:
         >>> tree = RootedTree.balanced(3, 4)
@@ -180,13 +189,17 @@ def _check(
     dtype: torch.dtype,
     strict: bool,
 ) -> float:
-    if dim < 2:
-        raise ValueError(f"dim={dim}: at least 2 are needed (a line holds only paths)")
+    if not isinstance(tree, RootedTree):
+        raise TypeError(f"tree is a {type(tree).__name__}; give a RootedTree")
+    if not isinstance(dim, int) or dim < 2:
+        raise ValueError(
+            f"dim={dim}: give a whole number, at least 2 (a line holds only paths)"
+        )
     limit = max_radius(terms, dtype)
     if tau is None:
         return max_scale(tree, terms, dtype)
-    if not (math.isfinite(tau) and tau > 0):
-        raise ValueError(f"tau={tau}: give a positive, finite scale")
+    if not (isinstance(tau, int | float) and math.isfinite(tau) and tau > 0):
+        raise ValueError(f"tau={tau!r}: give a positive, finite scale")
     radius = tau * tree.eccentricity
     if strict and radius > limit - 1:
         needed = terms_for(radius, dtype)
@@ -221,6 +234,8 @@ def _flatten(
             raise ValueError(
                 f"points[{degree}] has shape {shape}; the tree needs ({degree}, {dim})"
             )
+        if not bool((given.norm(dim=1) - 1).abs().max() < 1e-5):
+            raise ValueError(f"points[{degree}]: its rows must be unit vectors")
         offset[degree] = total
         total += degree
         rows.append(given.double())

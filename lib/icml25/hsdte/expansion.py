@@ -63,12 +63,12 @@ def _lift(op: Callable, twin: Callable, *components: Tensor) -> Tensor:
 class Expansion:
     r"""A tensor of numbers, each the exact sum of ``t`` floats of decreasing size.
 
-    With :math:`p` bits a float, :math:`t` components carry about :math:`tp` bits:
-    :math:`x = x_1 + \dots + x_t`, :math:`|x_{i+1}| \le \mathrm{ulp}(x_i)`.
+    With $p$ bits a float, $t$ components carry about $tp$ bits:
+    $x = x_1 + \dots + x_t$, $|x_{i+1}| \le \mathrm{ulp}(x_i)$.
 
     Arithmetic keeps the larger number of terms of its operands; a plain tensor counts
-    as one term. Relative errors are near :math:`2^{-tp+2}` for a product and a sum (the
-    sum relative to the larger operand) and :math:`2^{-tp+6}` for quotients and roots.
+    as one term. Relative errors are near $2^{-tp+2}$ for a product and a sum (the
+    sum relative to the larger operand) and $2^{-tp+6}$ for quotients and roots.
     Gradients are those of the represented value.
 
     Args:
@@ -285,9 +285,9 @@ class Expansion:
         return self._new(_lift(op, lambda x: x.sum(dim), self.components))
 
     def dot(self, other: Any) -> Expansion:
-        r""":math:`\sum_i x_i y_i` over the last axis, rounded once.
+        r"""$\sum_i x_i y_i$ over the last axis, rounded once.
 
-        The error is about :math:`2^{-tp+4}\sum_i |x_i y_i|`.
+        The error is about $2^{-tp+4}\sum_i |x_i y_i|$.
         """
         a, b, method = self._operands(other)
         a, b = (
@@ -302,8 +302,8 @@ class Expansion:
 def max_radius(terms: int, dtype: torch.dtype = torch.float64) -> float:
     r"""The hyperbolic radius at which ``t`` components run out of bits.
 
-    A point at distance :math:`R` has :math:`1 - |x| \approx 2e^{-R}`, and numbers near
-    1 are kept to about :math:`2^{-tp}`, so :math:`R_{\max} = (tp + 1) \ln 2`
+    A point at distance $R$ has $1 - |x| \approx 2e^{-R}$, and numbers near
+    1 are kept to about $2^{-tp}$, so $R_{\max} = (tp + 1) \ln 2$
     (``hsdte-eq-rmax`` in the book).
 
     Raises:

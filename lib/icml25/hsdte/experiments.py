@@ -132,6 +132,7 @@ class SeparationConfig:
     Attributes:
         cases: pairs (d, m).
         methods: names for :func:`~icml25.hsdte.sphere_points`.
+        seeds: repetitions of the methods that draw a start.
     """
 
     cases: tuple[tuple[int, int], ...] = (
@@ -154,6 +155,7 @@ class SeparationConfig:
         "energy_2",
         "hadamard",
     )
+    seeds: int = 3
 
 
 def separation(
@@ -163,20 +165,25 @@ def separation(
 
     Returns:
         ``optimum``: Rankin's value by case, 0 where it is not attained (m > 2d), and
-        under each method's name its angle by case, 0 where it cannot give m points.
+        under each method's name its angle by case, the mean over the seeds; 0 where it
+        cannot give m points.
     """
-    generator = make_generator(seed)
     out: dict[str, Any] = {
         "optimum": [rankin_angle(m, d) if m <= 2 * d else 0.0 for d, m in config.cases]
     }
     for method in progress(config.methods, "methods"):
         out[method] = []
         for d, m in config.cases:
-            try:
-                points = sphere_points(m, d, method, generator=generator)
-                out[method].append(float(smallest_angle(points.to(device))))
-            except ValueError:
+            if method == "hadamard" and m > 2 ** (d.bit_length() - 1):
                 out[method].append(0.0)
+                continue
+            angles = [
+                smallest_angle(
+                    sphere_points(m, d, method, generator=make_generator(s)).to(device)
+                )
+                for s in range(seed, seed + config.seeds)
+            ]
+            out[method].append(float(torch.stack(angles).mean()))
     return out
 
 
@@ -187,14 +194,16 @@ class DirectionsConfig:
     Attributes:
         tree: name for :func:`load_tree`.
         dim: dimension d.
-        terms: components t; the scale is the largest safe one.
+        scale_terms: the scale is the largest safe one of this many components.
+        terms: components t; more than that, so that rounding plays no part.
         methods: how directions are found.
         seeds: repetitions of the methods that draw.
     """
 
     tree: str = "3-ary-5"
     dim: int = 20
-    terms: int = 1
+    scale_terms: int = 1
+    terms: int = 2
     methods: tuple[str, ...] = (
         "auto",
         "mam",
@@ -216,7 +225,8 @@ def directions(
         smallest angle at the largest degree, under keys such as ``"d_ave mam"``.
     """
     tree = load_tree(config.tree, seed)
-    out: dict[str, Any] = {"tau": max_scale(tree, config.terms)}
+    tau = max_scale(tree, config.scale_terms)
+    out: dict[str, Any] = {"tau": tau}
     largest = int(tree.degree.max())
     for method in progress(config.methods, "constructions"):
         rows = []
@@ -228,6 +238,7 @@ def directions(
             embedded = embed_tree(
                 tree,
                 config.dim,
+                tau=tau,
                 terms=config.terms,
                 points=table,
                 twist=False,

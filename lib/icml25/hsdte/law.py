@@ -8,10 +8,10 @@ __all__ = ["corner_loss", "delaunay_scale", "drift_angle", "ratio_bound"]
 
 
 def corner_loss(angle: float) -> float:
-    r"""Half of what a corner costs, :math:`\lambda = \log(1/\sin(\theta/2))`.
+    r"""Half of what a corner costs, $\lambda = \log(1/\sin(\theta/2))$.
 
     Args:
-        angle: :math:`\theta` in radians; at :math:`\pi` the path is straight and
+        angle: $\theta$ in radians; at $\pi$ the path is straight and
             nothing is lost.
     """
     return -math.log(math.sin(angle / 2))
@@ -21,16 +21,16 @@ def drift_angle(angle: float, length: float) -> float:
     r"""How far the geodesic back to the start turns off the last edge, at most.
 
     The least fixed point of
-    :math:`\cot\delta = (\sinh\ell - \cosh\ell\cos\varphi) / \sin\varphi`,
-    :math:`\varphi = \theta - \delta`
-    (``hsdte-eq-drift`` in the book), about :math:`2e^{-\ell}\cot(\theta/2)`.
+    $\cot\delta = (\sinh\ell - \cosh\ell\cos\varphi) / \sin\varphi$,
+    $\varphi = \theta - \delta$
+    (``hsdte-eq-drift`` in the book), about $2e^{-\ell}\cot(\theta/2)$.
 
     Args:
-        angle: smallest angle :math:`\theta` between edges, radians.
-        length: shortest edge :math:`\ell`, nats.
+        angle: smallest angle $\theta$ between edges, radians.
+        length: shortest edge $\ell$, nats.
 
     Returns:
-        :math:`\delta^*`, or NaN where :math:`\cosh(\ell/2)\sin(\theta/2) \le 1`: the
+        $\delta^*$, or NaN where $\cosh(\ell/2)\sin(\theta/2) \le 1$: the
         corners are so sharp that a path may turn back, and no bound exists.
     """
     if math.cosh(length / 2) * math.sin(angle / 2) <= 1:
@@ -47,16 +47,16 @@ def drift_angle(angle: float, length: float) -> float:
 
 
 def ratio_bound(angle: float, length: float) -> float:
-    r"""No pair loses more than this share of its distance, :math:`2\lambda/\ell`.
+    r"""No pair loses more than this share of its distance, $2\lambda/\ell$.
 
     ``hsdte-eq-bound`` in the book.
 
     Args:
         angle: smallest angle between edges of the embedded tree, radians.
-        length: its shortest edge :math:`\tau w_{\min}`, nats.
+        length: its shortest edge $\tau w_{\min}$, nats.
 
     Returns:
-        :math:`2\log(1/\sin((\theta-\delta^*)/2))/\ell`; NaN where :func:`drift_angle`
+        $2\log(1/\sin((\theta-\delta^*)/2))/\ell$; NaN where :func:`drift_angle`
         is.
     """
     drift = drift_angle(angle, length)
@@ -64,7 +64,7 @@ def ratio_bound(angle: float, length: float) -> float:
 
 
 def delaunay_scale(angle: float) -> float:
-    r"""Edges this long make the tree the Delaunay graph: :math:`-2\log\tan(\theta/4)`.
+    r"""Edges this long make the tree the Delaunay graph: $-2\log\tan(\theta/4)$.
 
     Args:
         angle: smallest angle between edges at a node, radians.

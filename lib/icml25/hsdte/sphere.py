@@ -32,10 +32,10 @@ def sphere_points(
     r"""``count`` unit vectors in ``dim`` dimensions, well apart.
 
     Args:
-        count: number of vectors :math:`m \ge 1`.
-        dim: dimension :math:`d \ge 2`.
-        method: ``"auto"`` is the best known: the simplex for :math:`m \le d+1`, the
-            orthoplex for :math:`m \le 2d`, a regular polygon in the plane, else
+        count: number of vectors $m \ge 1$.
+        dim: dimension $d \ge 2$.
+        method: ``"auto"`` is the best known: the simplex for $m \le d+1$, the
+            orthoplex for $m \le 2d$, a regular polygon in the plane, else
             ``"softmax"``. The paper's objective is ``"mam"``; the others are
             for comparison, see ``METHODS``.
         generator: where an iterative method draws its start.
@@ -51,10 +51,20 @@ def sphere_points(
     Notes:
         Iterative methods cost 450 to 500 products of ``(m, d)`` matrices.
     """
-    if count < 1 or dim < 2:
-        raise ValueError(f"count={count}, dim={dim}: at least 1 and 2 are needed")
+    whole = isinstance(count, int) and isinstance(dim, int)
+    if not whole or count < 1 or dim < 2:
+        raise ValueError(
+            f"count={count}, dim={dim}: give whole numbers, at least 1 and 2"
+        )
     if method not in METHODS:
         raise ValueError(f"method={method!r}: allowed are {', '.join(METHODS)}")
+    if start is not None and (
+        start.shape != (count, dim) or not bool((start.norm(dim=1) > 0).all())
+    ):
+        raise ValueError(
+            f"start of shape {tuple(start.shape)}: give ({count}, {dim}) finite "
+            "vectors that are not zero"
+        )
     if count == 1:
         return torch.eye(1, dim, dtype=torch.float64)
     if method == "auto":
@@ -84,8 +94,8 @@ def smallest_angle(points: Tensor) -> Tensor:
 def rankin_angle(count: int, dim: int) -> float:
     r"""Rankin's bound on the smallest angle of ``count`` unit vectors, in degrees.
 
-    :math:`\arccos(-1/(m-1))` for :math:`m \le d + 1`, attained by the simplex alone; 90
-    for :math:`m \le 2d`, attained by the orthoplex. Beyond, 90 is not attained.
+    $\arccos(-1/(m-1))$ for $m \le d + 1$, attained by the simplex alone; 90
+    for $m \le 2d$, attained by the orthoplex. Beyond, 90 is not attained.
     """
     if count <= dim + 1:
         return math.degrees(math.acos(-1 / max(count - 1, 1)))
@@ -101,7 +111,7 @@ def direction_table(
 ) -> dict[int, Tensor]:
     r"""Unit vectors for every degree that occurs; each degree is solved once.
 
-    A tree with :math:`n` nodes has at most :math:`(\sqrt{16n-15}-1)/2` distinct
+    A tree with $n$ nodes has at most $(\sqrt{16n-15}-1)/2$ distinct
     degrees.
     """
     return {
@@ -195,7 +205,7 @@ _CODES: dict[str, Callable[[int, int], Tensor]] = {
 def _anneal_softmax(w: Tensor, steps: int = 500) -> Tensor:
     r"""Minimise a soft-max of the cosines while it hardens.
 
-    :math:`\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}` with growing beta.
+    $\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}$ with growing beta.
 
     For small beta all pairs push; for large beta only the closest do. Several starts
     run as one batch ``(starts, m, d)``; the best one is kept.

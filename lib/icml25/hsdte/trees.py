@@ -59,10 +59,9 @@ class RootedTree:
         size = len(parents)
         weights = np.ones(size) if weight is None else _as_floats(weight)
         for name, given in (("weight", weights), ("labels", labels)):
-            if given is not None and len(given) != size:
-                raise ValueError(
-                    f"{name} has length {len(given)}; there are {size} nodes"
-                )
+            shape = np.shape(given)
+            if given is not None and shape != (size,):
+                raise ValueError(f"{name} has shape {shape}; the tree has {size} nodes")
         order = _breadth_first(parents)
         _check_weights(weights, parents)
         number = np.empty(size, dtype=np.int64)
@@ -76,9 +75,11 @@ class RootedTree:
     @classmethod
     def balanced(cls, branching: int, height: int) -> RootedTree:
         """The complete tree in which every inner node has ``branching`` children."""
-        if branching < 1 or height < 0:
+        whole = isinstance(branching, int) and isinstance(height, int)
+        if not whole or branching < 1 or height < 0:
             raise ValueError(
-                f"branching={branching}, height={height}: at least 1 and 0 are needed"
+                f"branching={branching}, height={height}: give whole numbers, at least "
+                "1 and 0"
             )
         size = sum(branching**level for level in range(height + 1))
         return cls((torch.arange(size) + branching - 1) // branching - 1)
@@ -90,8 +91,12 @@ class RootedTree:
         Edge attribute ``weight`` is the length (default 1).
 
         Raises:
+            TypeError: no simple undirected networkx graph.
             ValueError: the graph is empty, has a cycle or is not connected.
         """
+        kind = type(graph).__name__
+        if not hasattr(graph, "adj") or graph.is_directed() or graph.is_multigraph():
+            raise TypeError(f"graph is a {kind}; give an undirected networkx.Graph")
         nodes = list(graph.nodes)
         if not nodes:
             raise ValueError("the graph has no node")
@@ -123,14 +128,33 @@ class RootedTree:
 
     @classmethod
     def from_tsv(cls, path: str | Path) -> RootedTree:
-        """A file with the columns node, parent, weight, label, and one header line."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()[1:]
-        rows = [line.split("\t", 3) for line in lines if line]
-        return cls(
-            [int(row[1]) for row in rows],
-            [float(row[2]) for row in rows],
-            [row[3] if len(row) > 3 else "" for row in rows],
+        """A file with the columns node, parent, weight, label, and one header line.
+
+        Raises:
+            ValueError: a line without numbers in the first three columns, or nodes that
+                are not numbered 0 to n - 1, each once.
+        """
+        rows: dict[int, tuple[int, float, str]] = {}
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        for place, line in enumerate(lines[1:], 2):
+            if not line:
+                continue
+            node, parent, weight, label = (*line.split("\t", 3), "", "", "")[:4]
+            try:
+                rows[int(node)] = int(parent), float(weight), label
+            except ValueError:
+                raise ValueError(
+                    f"{path}, line {place}: {line!r} does not begin with the columns "
+                    "node, parent, weight"
+                ) from None
+        if sorted(rows) != list(range(sum(map(bool, lines[1:])))):
+            raise ValueError(
+                f"{path}: the nodes must be numbered 0 to n - 1, each once"
+            )
+        parents, weights, labels = zip(
+            *(rows[i] for i in range(len(rows))), strict=True
         )
+        return cls(parents, weights, labels)
 
     @classmethod
     def yule(cls, leaves: int, generator: torch.Generator | None = None) -> RootedTree:
@@ -319,7 +343,10 @@ def _breadth_first(parents: np.ndarray) -> np.ndarray:
 
 
 def _as_floats(weight: Sequence[float] | Tensor) -> np.ndarray:
-    return torch.as_tensor(weight, dtype=torch.float64).numpy()
+    try:
+        return torch.as_tensor(weight, dtype=torch.float64).cpu().numpy()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"weight must hold numbers: {error}") from None
 
 
 def _check_weights(weights: np.ndarray, parents: np.ndarray) -> None:
