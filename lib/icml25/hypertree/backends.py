@@ -97,25 +97,26 @@ class Backend:
         """Free text; only backends with ``writes`` do it."""
         raise BackendError(f"{type(self).__name__} does not write text")
 
-    def keep(self, check: Check) -> list[bool]:
-        """Which candidates pass: one yes/no question each, all in one batch."""
-        view = "\n".join(check.view)
+    def keep(self, checks: Sequence[Check]) -> list[list[bool]]:
+        """Which candidates pass each check: yes/no questions, all in one batch."""
         questions = [
             Question(
-                f"{view}\nQuestion: {check.requirement} Candidate: {candidate}\n"
-                "Answer yes or no:",
+                "\n".join(check.view) + f"\nQuestion: {check.requirement}\n"
+                f"Candidate: {candidate}\nAnswer yes or no:",
                 (" yes", " no"),
                 0 if truth else 1,
                 check.facts,
             )
+            for check in checks
             for candidate, truth in zip(check.candidates, check.keep, strict=True)
         ]
-        return [p[0] >= p[1] for p in self.choose(questions)] if questions else []
+        answers = iter(self.choose(questions) if questions else [])
+        return [[(p := next(answers))[0] >= p[1] for _ in c.keep] for c in checks]
 
-    def pick(self, question: Question) -> int:
-        """The most probable option (the first on a tie)."""
-        (prob,) = self.choose([question])
-        return max(range(len(prob)), key=prob.__getitem__)
+    def pick(self, questions: Sequence[Question]) -> list[int]:
+        """The most probable option of each question (the first on a tie)."""
+        probs = self.choose(questions) if questions else []
+        return [max(range(len(p)), key=p.__getitem__) for p in probs]
 
 
 @dataclass
@@ -132,9 +133,9 @@ class Exact(Backend):
             [float(i == q.answer) for i in range(len(q.options))] for q in questions
         ]
 
-    def keep(self, check: Check) -> list[bool]:
-        self._count(1)
-        return list(check.keep)
+    def keep(self, checks: Sequence[Check]) -> list[list[bool]]:
+        self._count(len(checks))
+        return [list(check.keep) for check in checks]
 
 
 @dataclass
@@ -189,10 +190,12 @@ class NoisyExpert(Exact):
             probs.append([float(i == chosen) for i in range(len(q.options))])
         return probs
 
-    def keep(self, check: Check) -> list[bool]:
-        self._count(1)
-        wrong, _ = self._wrong(check.facts)
-        return [True] * len(check.keep) if wrong else list(check.keep)
+    def keep(self, checks: Sequence[Check]) -> list[list[bool]]:
+        self._count(len(checks))
+        return [
+            [True] * len(c.keep) if self._wrong(c.facts)[0] else list(c.keep)
+            for c in checks
+        ]
 
 
 def read_index(reply: str, num_options: int) -> int:

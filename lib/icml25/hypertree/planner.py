@@ -11,7 +11,15 @@ from icml25.hypertree.backends import (
     ReplyError,
     read_children,
 )
-from icml25.hypertree.tree import Child, Hyperchain, HyperTree, Node, Rule, RuleLibrary
+from icml25.hypertree.tree import (
+    Child,
+    Hyperchain,
+    HyperTree,
+    Node,
+    Rule,
+    RuleCycle,
+    RuleLibrary,
+)
 
 PRUNING = ("width", "probability", "llm")
 
@@ -155,15 +163,13 @@ class HTPlanner:
             f"Tasks that can be divided:\n{names}\nWhich one is divided next?",
             tuple(f" {i + 1}" for i in range(len(open_))),
         )
-        return open_[self.backend.pick(question)]
+        return open_[self.backend.pick([question])[0]]
 
     def _expand(
         self, query: str, tree: HyperTree, node: Node
     ) -> tuple[tuple[int, ...], ...]:
         if node.depth >= self.max_depth:
             path = " -> ".join(n.label for n in tree.path(node.index))
-            from icml25.hypertree.tree import RuleCycle
-
             raise RuleCycle(f"deeper than max_depth={self.max_depth}: {path}")
         sets: list[Sequence[Child]] = []
         for rule in self.rules.match(node):
