@@ -320,7 +320,7 @@ def fit_decay(
     steps = torch.as_tensor(lengths, dtype=f64)
     values, where = steps.unique(return_inverse=True)
     q = torch.linspace(0.5, 1.2, 141, dtype=f64)
-    a = torch.linspace(0.02, 1.5, 149, dtype=f64)
+    a = torch.linspace(0.02, 3, 150, dtype=f64)
     # (A, Q, L) probabilities, kept off 0 and 1 where the logarithm ends.
     p = (a[:, None, None] * q[:, None] ** values).clamp(1e-4, 1 - 1e-4)
     log_p = p.log().reshape(-1, len(values))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from icml25.hypertree.backends import Backend
+from icml25.hypertree.backends import Backend, Check
 from icml25.hypertree.planner import HTPlanner, Outline
 from icml25.hypertree.tree import Child, Node, Rule, RuleLibrary
 
@@ -30,9 +30,13 @@ class Trip:
 
     def __post_init__(self) -> None:
         if not self.stays or min(self.stays.values()) < 1:
-            raise ValueError(f"stays={dict(self.stays)}: at least one city, one day each")
+            raise ValueError(
+                f"stays={dict(self.stays)}: at least one city, one day each"
+            )
         if unknown := set(self.fixed) - set(self.stays):
-            raise ValueError(f"fixed names unknown cities: {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"fixed names unknown cities: {', '.join(sorted(unknown))}"
+            )
 
     @property
     def total_days(self) -> int:
@@ -110,7 +114,8 @@ def trip_rules(trip: Trip) -> RuleLibrary:
                 continue
             after = (*route, city)
             done = len(after) == len(trip.stays)
-            # How many ways lead on: a constant weight an exact expert can use.
+            # Cities with few ways on are better visited early: where a simulated
+            # expert has to prefer one branch, it prefers these.
             ways = sum(trip.direct(city, c) for c in trip.stays if c not in after)
             data = {"route": after, "day": day + stay - 1, "weight": 1 / (1 + ways)}
             head = "arrived" if done else "route"
@@ -142,12 +147,12 @@ def plan_trip(
     )
     root = Child("route", "[route]", {"route": (), "day": 1})
     outline = planner.outline(f"Visit {', '.join(trip.stays)}.", root)
-    # A stuck chain is complete in form; prefer one that arrived.
-    tree = outline.tree
-    for node in tree.nodes:
-        if node.head == "arrived":
-            return list(node.data["route"]), outline
-    return list(tree.nodes[outline.chain.leaves[-1]].data["route"]), outline
+    # A dead end has no divisible leaf either: prefer a chain that arrived.
+    end = outline.leaves[-1]
+    if end.head != "arrived":
+        arrived = (node for node in outline.tree.nodes if node.head == "arrived")
+        end = next(arrived, end)
+    return list(end.data["route"]), outline
 
 
 def random_trips(
@@ -169,7 +174,9 @@ def random_trips(
         ValueError: an argument out of range.
     """
     if num < 1 or not 1 <= num_cities <= len(CITIES):
-        raise ValueError(f"num={num}, num_cities={num_cities}: >= 1, 1 to {len(CITIES)}")
+        raise ValueError(
+            f"num={num}, num_cities={num_cities}: >= 1, 1 to {len(CITIES)}"
+        )
     if not 0 <= extra_flights <= 1 or not 0 <= num_fixed <= num_cities:
         raise ValueError(
             f"extra_flights={extra_flights}, num_fixed={num_fixed}: a probability, "
@@ -257,8 +264,6 @@ def plan_meeting(meeting: Meeting, backend: Backend, *, step: int = 30) -> int |
     The outline gives one leaf a person; a leaf filters the day's slots by one calendar
     and the slots that all leaves keep are joined.
     """
-    from icml25.hypertree.backends import Check
-
     if step < 1:
         raise ValueError(f"step={step}: at least one minute")
     planner = HTPlanner(calendar_rules(meeting), backend)

@@ -79,7 +79,9 @@ def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
     rows, dim = weight.shape
     # (heads, half, 2) -> (heads, 2, half)
     return (
-        weight.view(heads, rows // heads // 2, 2, dim).transpose(1, 2).reshape(rows, dim)
+        weight.view(heads, rows // heads // 2, 2, dim)
+        .transpose(1, 2)
+        .reshape(rows, dim)
     )
 
 
@@ -230,23 +232,53 @@ class SmolLM2:
             x = x + F.linear(F.silu(gate) * up, layer.down)
         return F.rms_norm(x, (s.dim,), self.norm, s.eps), kept
 
-    def _pad(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        longest = max(map(len, rows))
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-        sizes = torch.tensor([len(row) for row in rows])
-        return ids.to(self.device), sizes.to(self.device)
+    @torch.inference_mode()
+    def _states(
+        self, rows: Sequence[Sequence[int]], keep_last: Sequence[int], batch_size: int
+    ) -> list[torch.Tensor]:
+        """The last ``keep_last[i]`` states of each row, (keep_last[i], dim).
+
+        The prefix that all rows share is computed once and its keys and values serve
+        every batch; rows of similar length are batched together.
+        """
+        if max(map(len, rows)) > 8192:
+            raise ValueError("a prompt is longer than the model's 8192 tokens")
+        shared = len(os.path.commonprefix(list(map(list, rows))))
+        ends = zip(rows, keep_last, strict=True)
+        shared = min(shared, min(len(row) - kept for row, kept in ends))
+        cache = None
+        if shared and len(rows) > 1:
+            prefix = torch.tensor([rows[0][:shared]], device=self.device)
+            _, cache = self.forward(prefix, keep_cache=True)
+        else:
+            shared = 0
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        result: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        for start in range(0, len(order), batch_size):
+            chunk = order[start : start + batch_size]
+            longest = max(len(rows[i]) for i in chunk) - shared
+            ids = torch.zeros(len(chunk), longest, dtype=torch.long)
+            for at, i in enumerate(chunk):
+                tail = torch.tensor(rows[i][shared:], dtype=torch.long)
+                ids[at, : len(tail)] = tail
+            hidden, _ = self.forward(ids.to(self.device), cache=cache)
+            for at, i in enumerate(chunk):
+                end = len(rows[i]) - shared
+                result[i] = hidden[at, end - keep_last[i] : end]
+        return result
 
     @torch.inference_mode()
     def log_probs(
-        self, prompts: Sequence[str], options: Sequence[Sequence[str]]
+        self,
+        prompts: Sequence[str],
+        options: Sequence[Sequence[str]],
+        *,
+        batch_size: int = 16,
     ) -> list[list[float]]:
-        """log p(option | prompt) for each option of each prompt, in one batch.
+        """log p(option | prompt) for each option of each prompt.
 
-        The longest common prefix of all prompts is computed once and its keys and
-        values are shared by the batch. Options of one token cost nothing extra: they
-        are read from the last position of the prompt.
+        Options of one token cost nothing extra: they are read from the last position
+        of the prompt.
 
         Raises:
             ValueError: no prompts, an empty prompt or option, or a text longer than
@@ -256,58 +288,33 @@ class SmolLM2:
             raise ValueError(f"{len(prompts)} prompts for {len(options)} option lists")
         heads = [self.encode(p) for p in prompts]
         tails = [[self.encode(o) for o in each] for each in options]
-        if not all(heads) or not all(all(each) and each for each in tails):
+        if not all(heads) or not all(each and all(each) for each in tails):
             raise ValueError("an empty prompt or option cannot be scored")
-        rows: list[list[int]] = []
-        owner: list[list[int]] = []  # row of each option
-        for head, each in zip(heads, tails, strict=True):
-            place: dict[tuple[int, ...], int] = {}
-            mine = []
+        # Options that differ in their last token only are read from one row.
+        places: dict[tuple[int, tuple[int, ...]], int] = {}
+        for i, each in enumerate(tails):
             for tail in each:
-                key = tuple(tail[:-1])
-                if key not in place:
-                    place[key] = len(rows)
-                    rows.append(head + tail[:-1])
-                mine.append(place[key])
-            owner.append(mine)
-        if max(map(len, rows)) > 8192:
-            raise ValueError("a prompt is longer than the model's 8192 tokens")
-        shared = len(os.path.commonprefix(rows)) if len(rows) > 1 else 0
-        shared = min(shared, min(map(len, heads)) - 1)
-        cache = None
-        if shared > 0:
-            prefix = torch.tensor([rows[0][:shared]], device=self.device)
-            _, cache = self.forward(prefix, keep_cache=True)
-        else:
-            shared = 0
-        ids, _ = self._pad([row[shared:] for row in rows])
-        hidden, _ = self.forward(ids, cache=cache)
-        result = []
-        for head, each, mine in zip(heads, tails, owner, strict=True):
-            scores = []
-            for tail, row in zip(each, mine, strict=True):
-                first = len(head) - 1 - shared
-                at = hidden[row, first : first + len(tail)]
-                log_p = F.linear(at, self.head).float().log_softmax(-1)
-                picked = log_p[range(len(tail)), tail]
-                scores.append(float(picked.sum()))
-            result.append(scores)
-        return result
+                places.setdefault((i, tuple(tail[:-1])), len(places))
+        rows = [heads[i] + list(start) for i, start in places]
+        kept = [len(start) + 1 for _, start in places]
+        states = self._states(rows, kept, batch_size)
+        logs = [F.linear(x, self.head).float().log_softmax(-1) for x in states]
+        return [
+            [
+                float(logs[places[i, tuple(t[:-1])]][range(len(t)), t].sum())
+                for t in each
+            ]
+            for i, each in enumerate(tails)
+        ]
 
-    @torch.inference_mode()
-    def last_hidden(self, prompts: Sequence[str]) -> torch.Tensor:
+    def last_hidden(
+        self, prompts: Sequence[str], *, batch_size: int = 16
+    ) -> torch.Tensor:
         """(B, dim): the state at each prompt's last token, for a linear probe."""
         rows = [self.encode(p) for p in prompts]
-        shared = min(len(os.path.commonprefix(rows)), min(map(len, rows)) - 1)
-        cache = None
-        if len(rows) > 1 and shared > 0:
-            prefix = torch.tensor([rows[0][:shared]], device=self.device)
-            _, cache = self.forward(prefix, keep_cache=True)
-        else:
-            shared = 0
-        ids, sizes = self._pad([row[shared:] for row in rows])
-        hidden, _ = self.forward(ids, cache=cache)
-        return hidden[torch.arange(len(rows)), sizes - 1].float()
+        if not rows or not all(rows):
+            raise ValueError("an empty prompt has no last token")
+        return torch.cat(self._states(rows, [1] * len(rows), batch_size)).float()
 
     @torch.inference_mode()
     def generate(self, prompt: str, *, max_tokens: int = 64) -> str:
@@ -367,20 +374,13 @@ class SmolLM2Backend(Backend):
 
     def scores(self, questions: Sequence[Question]) -> list[list[float]]:
         """Log-likelihood of every option."""
-        result: list[list[float]] = [[] for _ in questions]
-        order = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt))
-        for start in range(0, len(order), self.batch_size):
-            chunk = order[start : start + self.batch_size]
-            prompts = [self.prefix + questions[i].prompt for i in chunk]
-            answers = self.model.log_probs(
-                prompts, [questions[i].options for i in chunk]
-            )
-            self.usage.calls += 1
-            self.usage.questions += len(chunk)
-            self.usage.prompt_tokens += sum(len(self.model.encode(p)) for p in prompts)
-            for i, row in zip(chunk, answers, strict=True):
-                result[i] = row
-        return result
+        prompts = [self.prefix + q.prompt for q in questions]
+        self.usage.calls += 1
+        self.usage.questions += len(questions)
+        self.usage.prompt_tokens += sum(len(self.model.encode(p)) for p in prompts)
+        return self.model.log_probs(
+            prompts, [q.options for q in questions], batch_size=self.batch_size
+        )
 
     def generate(self, prompt: str, *, max_tokens: int = 256) -> str:
         text = self.model.generate(prompt, max_tokens=max_tokens)

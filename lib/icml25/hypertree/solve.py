@@ -274,7 +274,9 @@ def _solve_transport(task, desk, leaves, days, infeasible):
     for leg, mode in asked:
         a, b = task.legs[leg]
         if mode == "Flight":
-            rows = _rows(info, f"Flight from {a} to {b} on {task.dates[first_day[leg]]}")
+            rows = _rows(
+                info, f"Flight from {a} to {b} on {task.dates[first_day[leg]]}"
+            )
             lines = tuple(_flight_line(row) for row in rows)
             exists = bool(rows)
         else:
@@ -283,9 +285,7 @@ def _solve_transport(task, desk, leaves, days, infeasible):
         offers[leg, mode] = (rows, lines, exists)
         label = f"{mode} from {a} to {b}"
         lines = lines or (f"{label}: none",)
-        checks.append(
-            desk.check(f"Is there a {label}?", [label], [exists], lines, 3)
-        )
+        checks.append(desk.check(f"Is there a {label}?", [label], [exists], lines, 3))
         owners.append((leg, mode))
         if forbidden:
             allowed = mode.lower() != forbidden
@@ -368,9 +368,7 @@ def _solve_hotels(task, desk, leaves, days, infeasible):
             allowed = [f"No {rule}" not in str(row["house_rules"]) for row in rows]
             wishes.append((f"Does the hotel allow {rule}?", allowed))
         if kind:
-            wishes.append(
-                (f"Is it: {kind}?", [_room_fits(row, kind) for row in rows])
-            )
+            wishes.append((f"Is it: {kind}?", [_room_fits(row, kind) for row in rows]))
         for ask, keep in wishes:
             checks.append(desk.check(ask, names, keep, lines, 4))
             owners.append(city)
@@ -476,9 +474,7 @@ def _solve_meals(task, desk, leaves, days, infeasible):
 
 def _solve_sights(task, desk, leaves, days, infeasible):
     asked = list(
-        dict.fromkeys(
-            d["city"] for d in leaves if "city" in d and "for" not in d
-        )
+        dict.fromkeys(d["city"] for d in leaves if "city" in d and "for" not in d)
     )
     need = [
         sum(leg is None and c == city for leg, c in days)

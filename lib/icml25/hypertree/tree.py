@@ -253,7 +253,7 @@ class HyperTree:
         return "\n".join(lines)
 
     def to_networkx(self) -> Any:
-        """A ``networkx.DiGraph``; edges carry ``branch``, nodes ``label``, ``depth``."""
+        """A ``networkx.DiGraph``; edges carry ``branch``, nodes their ``label``."""
         import networkx as nx
 
         graph = nx.DiGraph()
