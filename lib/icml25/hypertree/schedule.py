@@ -80,12 +80,12 @@ def read_trip(text: str) -> list[tuple[str, int]]:
     """
     spans = [(int(a), int(b)) for a, b in re.findall(r"Day (\d+)-(\d+)", text)]
     hops = re.findall(r"from ([\w .]+?) to ([\w .]+?)[.,\n]", text)
-    if not spans or len(hops) != len(spans) - 1:
-        named = re.findall(r"(?:visit|stay in|in) ([A-Z]\w*)", text)
-        if len(spans) != 1 or not named:
-            raise ValueError(f"no itinerary in {text[:60]!r}")
-        return [(named[0], spans[0][1] - spans[0][0] + 1)]
-    cities = [hops[0][0], *(b for _, b in hops)]
+    if hops and len(hops) == len(spans) - 1:
+        cities = [hops[0][0], *(b for _, b in hops)]
+    else:  # a single city is named by its visit only
+        cities = re.findall(r"visit ([\w .]+?) for", text)
+    if not spans or len(cities) != len(spans):
+        raise ValueError(f"no itinerary in {text[:60]!r}")
     return [(c, b - a + 1) for c, (a, b) in zip(cities, spans, strict=True)]
 
 
