@@ -1026,6 +1026,20 @@ def test_experiments_run_on_generated_tasks(name):
         )
 
 
+@needs_model
+def test_experiments_with_the_model_run():
+    premise = ex.PremiseConfig(facts=(1,), num_questions=16, num_bootstrap=50)
+    first = ex.premise(premise, device=CPU, seed=0)
+    (row,) = first["rows"]
+    assert row["low"] <= row["auc"] <= row["high"]
+    # One fact in view: the measured 0.9 is 3 standard errors above chance here.
+    assert row["auc"] > 0.6
+    probe = ex.ProbeConfig(facts=(1,), num_train=24, num_test=16)
+    result = ex.probe(probe, device=CPU, seed=0)
+    json.dumps([first, result])
+    assert 0 <= result["rows"][0]["auc"] <= 1
+
+
 @needs_travel
 @needs_blocks
 def test_experiments_run_on_benchmark_data():
