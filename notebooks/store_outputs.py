@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 import uuid
@@ -22,6 +23,7 @@ from nbclient.exceptions import CellExecutionError
 
 HERE = Path(__file__).resolve().parent
 BUDGET_S = 90
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
 def store(path: Path) -> float:
@@ -62,16 +64,31 @@ def store(path: Path) -> float:
 
 
 def _stable_widget_ids(text: str, name: str) -> str:
-    """Give widgets ids that depend only on the notebook and on their order."""
+    """Give widgets ids that depend only on the notebook and their place in it."""
     notebook = json.loads(text)
-    widgets = notebook["metadata"].get("widgets", {})
-    state = widgets.get("application/vnd.jupyter.widget-state+json", {}).get(
-        "state", {}
-    )
-    for order, old in enumerate(state):
-        new = uuid.uuid5(uuid.NAMESPACE_URL, f"icml25/{name}/{order}").hex
-        text = text.replace(old, new)
-    return text
+    stored = notebook["metadata"].get("widgets", {}).get(WIDGET_STATE)
+    if stored is None:
+        return text
+    models = {old: json.dumps(model) for old, model in stored["state"].items()}
+    names: dict[str, str] = {}
+
+    def visit(old: str) -> None:
+        if old not in names and old in models:
+            key = f"icml25/{name}/{len(names)}"
+            names[old] = uuid.uuid5(uuid.NAMESPACE_URL, key).hex
+            for part in re.findall(r"IPY_MODEL_([0-9a-f]{32})", models[old]):
+                visit(part)
+
+    def renamed(string: str) -> str:
+        return re.sub(r"[0-9a-f]{32}", lambda m: names.get(m[0], m[0]), string)
+
+    for old in re.findall(r'"model_id": "([0-9a-f]{32})"', text):
+        visit(old)
+    # Links hang on no widget; their order follows from what they link.
+    for old in sorted(models.keys() - names.keys(), key=lambda o: renamed(models[o])):
+        visit(old)
+    stored["state"] = {old: stored["state"][old] for old in names}
+    return renamed(json.dumps(notebook, indent=1, ensure_ascii=False))
 
 
 def main() -> int:

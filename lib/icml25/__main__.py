@@ -112,7 +112,8 @@ def _data(options: argparse.Namespace) -> int:
     if options.fetch:
         names = [options.name] if options.name else list(data.DATASETS)
         for name in names:
-            print(f"{name}: {data.fetch(name)}")
+            for filename, path in data.fetch_all(name).items():
+                print(f"{name}/{filename}: {path}")
         return 0
     print(data.describe(options.name))
     return 0

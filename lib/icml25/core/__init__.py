@@ -6,7 +6,7 @@ Nothing here imports torch, matplotlib or ipywidgets until it is called, so that
 
 from icml25.core import claims, data, records
 from icml25.core.explore import explore
-from icml25.core.figures import COLORS, show_source, use_book_style
+from icml25.core.figures import COLORS, show_source, show_table, use_book_style
 from icml25.core.runtime import Experiment, device, make_generator, progress, scale
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "records",
     "scale",
     "show_source",
+    "show_table",
     "use_book_style",
 ]

@@ -21,6 +21,14 @@ REDUCED = "shown at reduced scale"
 NOT_SHOWN = "not shown"
 NOT_YET = "not yet"
 _MARKS = {SHOWN: "✓", REDUCED: "✓", NOT_SHOWN: "✗", NOT_YET: "·"}
+# The book's style sheet colours by class, for light and dark; the tints are for viewers
+# that have no style sheet.
+_CLASSES = {
+    SHOWN: "is-shown",
+    REDUCED: "is-reduced",
+    NOT_SHOWN: "is-missed",
+    NOT_YET: "is-open",
+}
 _TINTS = {SHOWN: "#1b7f5c", REDUCED: "#2b6cb0", NOT_SHOWN: "#b7791f", NOT_YET: "#888"}
 
 _checked: dict[str, Verdict] = {}
@@ -74,8 +82,8 @@ class Verdict:
             if text:
                 lines.append(f"<strong>{name}:</strong> {html.escape(text)}")
         return (
-            f'<div class="icml25-claim" style="border-left:4px solid {tint};'
-            'padding:.3em 0 .3em .8em;margin:.4em 0">'
+            f'<div class="icml25-claim {_CLASSES[self.verdict]}" style="border-left:'
+            f'4px solid {tint};padding:.3em 0 .3em .8em;margin:.4em 0">'
             f'<div><span style="color:{tint};font-weight:700">{_MARKS[self.verdict]} '
             f"{self.verdict}</span> <code>{self.id}</code> "
             f"{html.escape(row['claim'])}</div>" + "<br>".join(lines) + "</div>"
@@ -227,7 +235,8 @@ class _Table:
     def _repr_html_(self) -> str:
         body = "".join(
             f"<tr><td><code>{verdict.id}</code></td><td>{html.escape(row['claim'])}</td>"
-            f'<td><span style="color:{_TINTS[verdict.verdict]};font-weight:700">'
+            f'<td><span class="{_CLASSES[verdict.verdict]}" '
+            f'style="color:{_TINTS[verdict.verdict]};font-weight:700">'
             f"{_MARKS[verdict.verdict]} {verdict.verdict}</span></td>"
             f"<td>{html.escape(verdict.measured)}</td></tr>"
             for row, verdict in self.rows

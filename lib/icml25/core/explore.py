@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ def _render(drawn: Any, *, alt: str, image: str) -> tuple[str, bytes | None]:
         # Without a date and with a fixed salt the same figure is the same text.
         with plt.rc_context({"svg.hashsalt": "icml25"}):
             drawn.savefig(buffer, format="svg", metadata={"Date": None})
-        data = buffer.getvalue()
+        data = _minify(buffer.getvalue().decode()).encode()
     width = drawn.get_figwidth() * 100
     plt.close(drawn)
     kind = "svg+xml" if image == "svg" else "png"
@@ -145,6 +146,15 @@ def _render(drawn: Any, *, alt: str, image: str) -> tuple[str, bytes | None]:
         f'max-width:100%;height:auto" src="data:image/{kind};base64,{encoded}">'
     )
     return frame, still.getvalue()
+
+
+def _minify(svg: str) -> str:
+    """Drop what no one sees: metadata, comments, digits past a hundredth of a point."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg
+    )
+    return re.sub(r"\s+", " ", svg)
 
 
 def _format(value: Any, unit: str) -> str:
@@ -171,8 +181,10 @@ def _assemble(
     def stack(children: list[Any], name: str) -> Any:
         return widgets.Stack(children=children, selected_index=at[name])
 
+    wide = widgets.Layout(width="100%")
+
     def leaf(combination: tuple) -> Any:
-        return widgets.HTML(frames[combination], layout={"width": "100%"})
+        return widgets.HTML(frames[combination], layout=wide)
 
     controls = [
         _control(values[name], at[name], labels.get(name, name), units.get(name, ""))
@@ -180,7 +192,7 @@ def _assemble(
     ]
     if len(names) == 1:
         picture = stack([leaf((value,)) for value in values[names[0]]], names[0])
-        widgets.jslink((controls[0], "index"), (picture, "selected_index"))
+        rows = []
     else:
         # One stack per value of the first axis; the second control moves them all.
         rows = [
@@ -188,10 +200,12 @@ def _assemble(
             for first in values[names[0]]
         ]
         picture = stack(rows, names[0])
-        widgets.jslink((controls[0], "index"), (picture, "selected_index"))
-        for row in rows:
-            widgets.jslink((controls[1], "index"), (row, "selected_index"))
     figure = _figure_class()(children=[*controls, picture])
+    figure.links = [
+        widgets.jslink((control, "index"), (target, "selected_index"))
+        for control, targets in zip(controls, ([picture], rows), strict=False)
+        for target in targets
+    ]
     figure.add_class("icml25-explore")
     figure.still = stills[tuple(begin[name] for name in names)]
     state = ", ".join(
@@ -230,6 +244,7 @@ def _figure_class() -> type:
 
         still: bytes | None = None
         summary: str = ""
+        links: Sequence[widgets.Widget] = ()
 
         def _repr_mimebundle_(self, **kwargs: Any) -> dict:
             bundle = {

@@ -1,10 +1,11 @@
-"""One look for all figures, and a library object's source shown in the page."""
+"""One look for all figures and tables, and the library's own source in the page."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: Colour-blind-safe colours (Okabe and Ito). Baselines are grey, the paper's method is
@@ -68,18 +69,37 @@ def use_book_style() -> None:
     set_matplotlib_formats("retina")
 
 
-class _Source:
-    def __init__(self, text: str) -> None:
-        self.text = text
+class _Shown:
+    """A text with a Markdown form, which a notebook and the page draw."""
+
+    def __init__(self, text: str, markdown: str) -> None:
+        self.text, self.markdown = text, markdown
 
     def __repr__(self) -> str:
         return self.text
 
     def _repr_markdown_(self) -> str:
-        return f"```python\n{self.text}\n```"
+        return self.markdown
 
 
-def show_source(*objects: Any, docstring: bool = False) -> _Source:
+def show_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> _Shown:
+    """A table of texts, the first column to the left and the others to the right.
+
+    Cells may hold Markdown and ``$``-mathematics; round numbers before they come here.
+
+    Raises:
+        ValueError: a row has not as many cells as the header.
+    """
+    lines = [list(map(str, row)) for row in rows]
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"row {line} needs {len(header)} cells, as {list(header)}")
+    rule = [":--", *["--:"] * (len(header) - 1)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in [list(header), rule, *lines])
+    return _Shown(text, text)
+
+
+def show_source(*objects: Any, docstring: bool = False) -> _Shown:
     """The library's own source of functions, methods or classes, as a code block.
 
     Args:
@@ -92,7 +112,8 @@ def show_source(*objects: Any, docstring: bool = False) -> _Source:
     Raises:
         TypeError: an object has no Python source.
     """
-    return _Source("\n\n".join(_source(each, docstring) for each in objects))
+    text = "\n\n".join(_source(each, docstring) for each in objects)
+    return _Shown(text, f"```python\n{text}\n```")
 
 
 def _source(target: Any, docstring: bool) -> str:

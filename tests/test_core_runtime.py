@@ -1,0 +1,81 @@
+"""The floor's runtime: scale, device, seed, progress, experiments."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from icml25.core import Experiment, device, make_generator, progress, scale
+
+
+def test_scale_is_laptop_by_default(monkeypatch):
+    monkeypatch.delenv("ICML25_SCALE", raising=False)
+    assert scale(1, 2) == 1
+
+
+def test_scale_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("ICML25_SCALE", "paper")
+    assert scale(1, 2) == 2
+
+
+def test_unknown_scale_names_the_two(monkeypatch):
+    monkeypatch.setenv("ICML25_SCALE", "huge")
+    with pytest.raises(ValueError, match="'huge': allowed are 'laptop' and 'paper'"):
+        scale(1, 2)
+
+
+def test_device_takes_a_name():
+    assert device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99"])
+def test_unusable_device_names_itself(name):
+    with pytest.raises(ValueError, match=f"device='{name}' cannot be used here"):
+        device(name)
+
+
+def test_same_seed_same_numbers():
+    first, second = (torch.rand(5, generator=make_generator(3)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "a", True, 2**63])
+def test_bad_seed_is_refused(seed):
+    with pytest.raises(ValueError, match="seed="):
+        make_generator(seed)
+
+
+def test_progress_is_silent_while_outputs_are_stored(monkeypatch, capsys):
+    monkeypatch.setenv("ICML25_QUIET", "1")
+    assert list(progress(range(3), "counting")) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_shows_itself_otherwise(monkeypatch, capsys):
+    monkeypatch.delenv("ICML25_QUIET", raising=False)
+    assert list(progress(range(3), "counting")) == [0, 1, 2]
+    assert "counting" in capsys.readouterr().err
+
+
+def test_experiment_without_a_paper_scale_has_one_configuration():
+    @dataclass(frozen=True)
+    class Config:
+        steps: int = 1
+
+    experiment = Experiment(lambda config, *, device, seed: {}, laptop=Config())
+    assert experiment.config("paper") is experiment.config("laptop")
+    with pytest.raises(ValueError, match="scale='big'"):
+        experiment.config("big")
+
+
+def test_importing_the_floor_loads_no_heavy_library():
+    code = (
+        "import sys, icml25.core\n"
+        "heavy = {'torch', 'matplotlib', 'ipywidgets', 'numpy', 'yaml', 'pooch'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
