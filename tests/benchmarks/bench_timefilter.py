@@ -14,6 +14,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -152,10 +153,10 @@ def rows() -> list[dict]:
             for model in (ours, other):
                 model.train(work is step)
             ours_s, other_s = seconds(
-                lambda w=work: w(ours), lambda w=work: w(other), repeats
+                partial(work, ours), partial(work, other), repeats
             )
             found.append(_row(f"{name}: {kind}", ours_s, other_s, target, "seconds"))
-        sizes = [peak_mib(lambda m=model: step(m)) for model in (ours, other)]
+        sizes = [peak_mib(partial(step, model)) for model in (ours, other)]
         target = 0.2 if top_p == 0 else None
         found.append(_row(f"{name}: peak MiB", *sizes, target, "MiB, not seconds"))
     return found

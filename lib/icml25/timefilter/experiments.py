@@ -80,14 +80,14 @@ def load(config: Config) -> Split:
 
 
 def load_lead_lag(config: Config) -> Split:
-    """Two leaders, each with its follower 24 and 48 rows late, and three other channels.
+    """Two leaders, their followers 24 and 48 rows late, and other channels.
 
     From ETTh1 HUFL and MUFL lead; from the airports the wind speed and the temperature
     of EWR lead.
     """
     if config.data == "airports":
         series = airports()
-        names = "EWR wind_speed", "EWR temp", "JFK dewp", "LGA humid", "JFK pressure"
+        names = "EWR wind_speed", "EWR temp", "JFK pressure"
     else:
         series = benchmark(config.data)
         names = "HUFL", "MUFL", "LUFL", "LULL", "OT"

@@ -260,7 +260,7 @@ def self_gated_mean(
 
 @torch.no_grad()
 def _self_survives(left: Tensor, right: Tensor, count: int) -> Tensor:
-    """1.0 where a row's own score is not among its ``count`` smallest: ``(Q, L, 1)``."""
+    """1.0 where the own score is not among the row's ``count`` smallest, else 0.0."""
     survives = left.new_empty(*left.shape[:2], 1)
     for at in _slices(left):
         adjacency = F.gelu(left[at] @ right[at].mT)

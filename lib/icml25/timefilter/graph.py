@@ -170,8 +170,8 @@ class FilterWeights(NamedTuple):
 class GraphFilter(nn.Module):
     r"""Each token averages the values of the neighbours its filter lets through.
 
-    Scores :math:`A = \mathrm{GELU}(uk^\top)`, the ``alpha L`` smallest of a row removed,
-    a region mask, a softmax and a mean (``eq-filter``).
+    Scores :math:`A = \mathrm{GELU}(uk^\top)`, the ``alpha L`` smallest of a row
+    removed, a region mask, a softmax and a mean (``eq-filter``).
 
     Args:
         channels: number of channels :math:`C`.

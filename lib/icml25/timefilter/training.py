@@ -92,7 +92,7 @@ class Trained:
         last, best: test MSE and MAE after the last epoch (what the release reports)
             and after the epoch with the lowest validation error.
         gates: for a routed model, per epoch the share of (token, head) that listens to
-            S, T, ST, averaged over layers and validation windows; before training first.
+            S, T, ST, over layers and validation windows; before training first.
         mixed: likewise, the share of tokens whose choice is not the commonest one.
     """
 
