@@ -36,9 +36,10 @@ SMALL = Config(
     epochs=5,
     mask="minus_inf",  # so that "T" alone really keeps channels apart
 )
-AIRPORTS = replace(SMALL, models=("T", "S", "DLinear"), epochs=2, stride=2)
-AIRPORTS_LONG = replace(
+AIRPORTS = replace(
     SMALL,
+    lr=2e-3,
+    stride=2,
     models=(
         "T",
         "S+T+ST",
@@ -56,6 +57,7 @@ LEAD_LAG = replace(
 LEAD_LAG_ETTH1 = replace(LEAD_LAG, data="ETTh1")
 BENCHMARK = replace(
     SMALL,
+    stride=2,
     data="ETTh1",
     models=("routed", "T", "S+T+ST", "S", "DLinear", "NLinear", "RLinear"),
     horizon=96,
@@ -200,9 +202,8 @@ EXPERIMENTS = {
     "leadlag-etth1": Experiment(
         compare_lead_lag, LEAD_LAG_ETTH1, summary="the same on ETTh1"
     ),
-    "airports": Experiment(compare, AIRPORTS, summary="weather by filter, two epochs"),
-    "airports-long": Experiment(
-        compare, AIRPORTS_LONG, summary="weather by filter, every model, five epochs"
+    "airports": Experiment(
+        compare, AIRPORTS, summary="weather of three airports, by filter"
     ),
     "exchange-96": Experiment(
         compare,
