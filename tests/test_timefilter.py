@@ -9,7 +9,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +25,7 @@ from icml25.timefilter import (
     region_map,
     released_state,
 )
+from icml25.timefilter.checks import load_released
 from icml25.timefilter.experiments import LEAD_LAG, compare_lead_lag
 from icml25.timefilter.released import DATASETS, SETTINGS, Config
 from icml25.timefilter.series import (
@@ -43,25 +43,7 @@ CASES = ["tiny_topp05", "tiny_topp00", "small_topp07"]
 
 
 def golden(case):
-    sizes = json.loads((GOLDEN / f"{case}.json").read_text())
-    with np.load(GOLDEN / f"{case}.npz") as file:
-        arrays = {name: torch.from_numpy(np.asarray(file[name])) for name in file}
-    model = TimeFilter(
-        sizes["c"],
-        sizes["seq_len"],
-        sizes["pred_len"],
-        patch_len=sizes["patch_len"],
-        dim=sizes["d_model"],
-        dim_ff=sizes["d_ff"],
-        num_heads=sizes["n_heads"],
-        num_layers=sizes["e_layers"],
-        alpha=sizes["alpha"],
-        top_p=sizes["top_p"],
-        positional=bool(sizes["pos"]),
-    )
-    weights = {k[2:]: v for k, v in arrays.items() if k.startswith("w/")}
-    model.load_state_dict(released_state(weights, model), strict=True)
-    return model, arrays
+    return load_released(GOLDEN / case)
 
 
 def draws(arrays, heads):
