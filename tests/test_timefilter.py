@@ -530,7 +530,7 @@ def test_lead_lag_experiment_reports_plain_numbers():
     config = replace(LEAD_LAG, models=("S",), epochs=1, stride=40, dim=8, dim_ff=8)
     metrics = compare_lead_lag(config, device="cpu", seed=0)
     json.dumps(metrics, allow_nan=False)
-    assert metrics["models"]["S"]["answer_kept"] == 1.0
+    assert metrics["models"]["S"]["answer_open"] == 1.0
     assert set(metrics) == {"S", "models"}
 
 

@@ -52,7 +52,11 @@ AIRPORTS = replace(
     ),
 )
 LEAD_LAG = replace(
-    SMALL, models=("T", "S+T+ST", "S", "routed", "repaired"), dropout=0.1, lr=4e-3
+    SMALL,
+    models=("T", "S+T+ST", "S", "routed", "repaired"),
+    dropout=0.1,
+    lr=4e-3,
+    stride=2,
 )
 LEAD_LAG_ETTH1 = replace(LEAD_LAG, data="ETTh1")
 BENCHMARK = replace(
@@ -121,8 +125,7 @@ def compare_lead_lag(config: Config, *, device: Any, seed: int) -> dict[str, Any
     """Train every model where a follower's future stands in its leader's recent past.
 
     Returns:
-        As :func:`compare`; under ``models`` also the follower's own MSE and how much
-        its last patch listens to the patch that holds the answer.
+        As :func:`compare`; under ``models`` also what :func:`follower` finds.
     """
     split = load_lead_lag(config).to(device)
     trained = {name: train(name, split, config, seed=seed) for name in config.models}
@@ -133,24 +136,29 @@ def compare_lead_lag(config: Config, *, device: Any, seed: int) -> dict[str, Any
 
 
 def follower(done: Trained, split: Split, config: Config) -> dict[str, float]:
-    """What a model makes of the first follower, whose answer is one known edge.
+    """What a model makes of the first follower, whose answer is in one known token.
+
+    The leader's last patch is the follower's next day. The follower's last patch sees it
+    over a spatial edge, its earlier patches over spatial-temporal ones.
 
     Returns:
         ``follower_mse``: test MSE of channel 1. For a graph model also
-        ``answer_weight``: the mean weight of the edge from the follower's last patch to
-        its leader's last patch, over heads and windows, times the number of tokens (1
-        is no preference); ``answer_kept``: how often its gate is open.
+        ``answer_weight``: the mean weight of that token at the follower's patch that
+        listens to it most, over heads and windows; ``answer_open``: the share of
+        (head, window) in which at least one of those edges is open.
     """
     forecast, truth = predict(done.model, split.test, config)
-    found = {
-        "follower_mse": (forecast - truth)[..., 1].square().mean().item(),
-    }
+    found = {"follower_mse": (forecast - truth)[..., 1].square().mean().item()}
     if isinstance(done.model, TimeFilter):
         weights, gates = first_filter(done.model, split.test, config)
         patches = done.model.patches
-        last = weights[:, :, 2 * patches - 1, patches - 1]
-        found["answer_weight"] = last.mean().item() * weights.shape[-1]
-        found["answer_kept"] = gates[:, :, 2 * patches - 1, 0].mean().item()
+        own = slice(patches, 2 * patches)
+        found["answer_weight"] = (
+            weights[:, :, own, patches - 1].mean((0, 1)).max().item()
+        )
+        spatial, later = gates[:, :, 2 * patches - 1, 0], gates[:, :, own, 2][..., :-1]
+        is_open = (spatial > 0.5) | (later > 0.5).any(-1)
+        found["answer_open"] = is_open.double().mean().item()
     return found
 
 
