@@ -138,8 +138,8 @@ def compare_lead_lag(config: Config, *, device: Any, seed: int) -> dict[str, Any
 def follower(done: Trained, split: Split, config: Config) -> dict[str, float]:
     """What a model makes of the first follower, whose answer is in one known token.
 
-    The leader's last patch is the follower's next day. The follower's last patch sees it
-    over a spatial edge, its earlier patches over spatial-temporal ones.
+    The leader's last patch is the follower's next day. The last patch of the follower
+    sees it over a spatial edge, its earlier patches over spatial-temporal ones.
 
     Returns:
         ``follower_mse``: test MSE of channel 1. For a graph model also
