@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LABELS = {
     "T": "channels alone (T)",
     "S+T+ST": "all mixed (S+T+ST)",
-    "S": "same hour only (S)",
+    "S": "spatial only (S)",
     "routed": "routed, as released",
     "repaired": "routed, repaired",
     "DLinear": "DLinear",
