@@ -128,7 +128,7 @@ def stateless_widgets(page: BeautifulSoup) -> list[str]:
 
 
 def raw_markup(page: BeautifulSoup) -> list[str]:
-    """TeX, directives and error traces that reached the reader as text."""
+    """TeX, Markdown and error traces that reached the reader as text."""
     body = parse(str(page.find("article") or page))
     for node in body.find_all(["script", "style", "pre", "code"]):
         node.decompose()
@@ -138,6 +138,7 @@ def raw_markup(page: BeautifulSoup) -> list[str]:
     found = _RAW_TEX.findall(text)
     found += re.findall(r"(?:```|:::)\{?[\w-]*\}?", text)
     found += re.findall(r"\{[a-z:]+\}`", text)
+    found += re.findall(r"\|\s*:?[-\u2013]+:?\s*\|", text)
     if "Traceback (most recent call last)" in page.get_text():
         found.append("Traceback")
     return found

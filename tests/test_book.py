@@ -1,12 +1,14 @@
 """The built pages: all there, whole without a network, and true to the runs."""
 
 import json
+import re
 import shutil
 import sys
 
 import built_book
 import page_rules as rules
 import pytest
+import yaml
 from built_book import ROOT
 from icml25.core import claims
 
@@ -158,6 +160,13 @@ def test_every_paper_is_in_the_bibliography(parsed):
         assert chapter["title"].split(":")[0].lower() in text.lower()
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_launch_buttons_wait_for_the_public_address(parsed, name):
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    launch = parsed[name].find_all("a", href=re.compile("mybinder|colab"))
+    assert bool(launch) == bool(config["repository"]["url"])
+
+
 # --- the vendored files ---
 
 
@@ -222,6 +231,7 @@ def test_a_widget_without_its_state_is_seen():
         "<p>$$ x $$</p>",
         "<p>{cite}`he2025subspace`</p>",
         "<p>:::{prf:theorem}</p>",
+        "<p>| run | loss | | :-- | --: | | GoLore | 0.1 |</p>",
         "<pre>Traceback (most recent call last):</pre>",
     ],
 )

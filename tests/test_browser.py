@@ -6,6 +6,7 @@ from pathlib import Path
 
 import built_book
 import pytest
+from icml25.core import claims
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -116,11 +117,10 @@ def _settle(page):
     """Wait until math is typeset and widgets are drawn."""
     page.evaluate("window.MathJax?.startup?.promise")
     page.wait_for_function(
-        """() => {
-          const view = 'script[type="application/vnd.jupyter.widget-view+json"]';
-          return document.querySelectorAll(".icml25-explore").length
-            >= document.querySelectorAll(view).length;
-        }"""
+        """() => [...document.querySelectorAll(
+          'script[type="application/vnd.jupyter.widget-view+json"]'
+        )].every((view) =>
+          view.previousElementSibling?.querySelector(".jupyter-widgets"))"""
     )
 
 
@@ -228,6 +228,13 @@ def test_the_scorecard_is_whole_without_scripts(chromium, book):
     assert rows.count() == page.locator("[data-claim]:visible").count() > 0
     assert not page.locator(".icml25-filter").is_visible()
     context.close()
+
+
+def test_the_index_leads_to_the_front_page(visit, book):
+    page = visit("book/scorecard")
+    page.goto(Path(book, "index.html").as_uri())
+    page.wait_for_url("**/book/intro.html")
+    assert page.locator(".icml25-card").count() == len(claims.load()["chapters"])
 
 
 def test_search_finds_a_page_from_disk(visit):

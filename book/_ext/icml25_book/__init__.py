@@ -15,10 +15,17 @@ from docutils import nodes
 from icml25.core import claims
 from PIL import Image
 from sphinx.application import Sphinx
+from sphinx.config import Config
 
 from icml25_book import directives, sources
 
 _CARD_SIZE = (720, 480)
+
+
+def _launch_only_from_an_address(app: Sphinx, config: Config) -> None:
+    """Without the repository's public address a launch button leads nowhere."""
+    if not config.html_theme_options.get("repository_url"):
+        config.html_theme_options["launch_buttons"] = {}
 
 
 def _drop_claim_data(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -75,6 +82,7 @@ def _write_card_figures(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool | str]:
     for name, directive in directives.DIRECTIVES.items():
         app.add_directive(name, directive)
+    app.connect("config-inited", _launch_only_from_an_address)
     app.connect("source-read", _drop_claim_data)
     app.connect("doctree-read", _anchor_claims)
     # After the extensions that add the scripts.
