@@ -69,6 +69,13 @@ BENCHMARK = replace(
     dropout=0.3,
     epochs=4,
 )
+#: What linear models need to converge: they are cheap, so they get it.
+LINEAR_BUDGET = {
+    "models": ("DLinear", "NLinear", "RLinear"),
+    "lr": 2e-3,
+    "epochs": 10,
+    "stride": 1,
+}
 
 
 def load(config: Config) -> Split:
@@ -212,6 +219,16 @@ EXPERIMENTS = {
     ),
     "airports": Experiment(
         compare, AIRPORTS, summary="weather of three airports, by filter"
+    ),
+    "airports-linear": Experiment(
+        compare,
+        replace(AIRPORTS, **LINEAR_BUDGET),
+        summary="linear models on the airports, ten epochs",
+    ),
+    "ETTh1-96-linear": Experiment(
+        compare,
+        replace(BENCHMARK, **LINEAR_BUDGET),
+        summary="linear models on ETTh1, ten epochs",
     ),
     "exchange-96": Experiment(
         compare,
