@@ -15,7 +15,7 @@ from icml25.core.runtime import CHAPTERS, SCALES, device, scale_name
 _EPILOG = """examples:
   python -m icml25 run golore                       the chapter's main experiment
   python -m icml25 run golore digits --seed 1       another of its experiments
-  python -m icml25 run golore c4 --scale paper      the paper's own configuration
+  python -m icml25 run golore --scale paper         the paper's own configuration
   python -m icml25 data                             data sets, and which are here
   python -m icml25 claims                           every claim and its verdict
 

@@ -63,9 +63,10 @@ def explore(
     """
     labels, units, start = dict(labels or {}), dict(units or {}), dict(start or {})
     values = _validate(axes, labels=labels, units=units, start=start, image=image)
+    begin = {name: start.get(name, choices[0]) for name, choices in values.items()}
     combinations = list(product(*values.values()))
     frames = {}
-    stills = {}
+    still = None
     for combination in progress(combinations, desc="drawing frames"):
         arguments = dict(zip(values, combination, strict=True))
         text = alt(**arguments) if callable(alt) else alt
@@ -73,16 +74,17 @@ def explore(
             f"{labels.get(name, name)} {_format(value, units.get(name, ''))}"
             for name, value in arguments.items()
         )
-        frames[combination], stills[combination] = _render(
-            fn(**arguments), alt=text, image=image
-        )
+        drawn = fn(**arguments)
+        if arguments == begin:
+            still = _still(drawn)
+        frames[combination] = _render(drawn, alt=text, image=image)
     size = sum(len(frame) for frame in frames.values())
     if size > MAX_BYTES:
         raise ValueError(
             f"the {len(frames)} frames take {size:,} bytes; at most {MAX_BYTES:,} are "
             'stored: use fewer values, simpler figures, or image="png"'
         )
-    return _assemble(values, frames, stills, labels=labels, units=units, start=start)
+    return _assemble(values, frames, still, labels=labels, units=units, begin=begin)
 
 
 def _validate(
@@ -117,35 +119,42 @@ def _validate(
     return values
 
 
-def _render(drawn: Any, *, alt: str, image: str) -> tuple[str, bytes | None]:
-    """One frame as HTML, and the figure as PNG bytes for the still picture."""
+def _still(drawn: Any) -> bytes | None:
+    """The figure as PNG bytes, for viewers without widgets."""
+    if not hasattr(drawn, "savefig"):
+        return None
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def _render(drawn: Any, *, alt: str, image: str) -> str:
+    """One frame as HTML."""
     if isinstance(drawn, str):
-        return drawn, None
+        return drawn
     if not hasattr(drawn, "savefig"):
         raise TypeError(
             f"fn returned {type(drawn).__name__}; return a matplotlib figure or HTML"
         )
     import matplotlib.pyplot as plt
 
-    still = io.BytesIO()
-    drawn.savefig(still, format="png", dpi=110)
-    data = still.getvalue()
     if image == "svg":
         buffer = io.BytesIO()
         # Without a date and with a fixed salt the same figure is the same text.
         with plt.rc_context({"svg.hashsalt": "icml25"}):
             drawn.savefig(buffer, format="svg", metadata={"Date": None})
         data = _minify(buffer.getvalue().decode()).encode()
+    else:
+        data = _still(drawn)
     width = drawn.get_figwidth() * 100
     plt.close(drawn)
     kind = "svg+xml" if image == "svg" else "png"
     encoded = base64.b64encode(data).decode()
     # An <img> keeps the ids inside one frame's SVG from meeting another's.
-    frame = (
+    return (
         f'<img alt="{html.escape(alt, quote=True)}" style="width:{width:.0f}px;'
         f'max-width:100%;height:auto" src="data:image/{kind};base64,{encoded}">'
     )
-    return frame, still.getvalue()
 
 
 def _minify(svg: str) -> str:
@@ -166,16 +175,15 @@ def _format(value: Any, unit: str) -> str:
 def _assemble(
     values: Mapping[str, list[Any]],
     frames: Mapping[tuple, str],
-    stills: Mapping[tuple, bytes | None],
+    still: bytes | None,
     *,
     labels: Mapping[str, str],
     units: Mapping[str, str],
-    start: Mapping[str, Any],
+    begin: Mapping[str, Any],
 ) -> ipywidgets.VBox:
     import ipywidgets as widgets
 
     names = list(values)
-    begin = {name: start.get(name, values[name][0]) for name in names}
     at = {name: values[name].index(begin[name]) for name in names}
 
     def stack(children: list[Any], name: str) -> Any:
@@ -207,7 +215,7 @@ def _assemble(
         for target in targets
     ]
     figure.add_class("icml25-explore")
-    figure.still = stills[tuple(begin[name] for name in names)]
+    figure.still = still
     state = ", ".join(
         f"{labels.get(name, name)} = {_format(begin[name], units.get(name, ''))}"
         for name in names

@@ -58,7 +58,8 @@ def use_book_style() -> None:
             "lines.linewidth": 1.6,
             "legend.frameon": False,
             "legend.fontsize": 9,
-            "svg.fonttype": "path",
+            # Text stays text: that halves a frame.
+            "svg.fonttype": "none",
             "svg.hashsalt": "icml25",
         }
     )
@@ -82,7 +83,7 @@ class _Shown:
         return self.markdown
 
 
-def show_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> _Shown:
+def show_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> _Shown:
     """A table of texts, the first column to the left and the others to the right.
 
     Cells may hold Markdown and ``$``-mathematics; round numbers before they come here.
@@ -90,12 +91,13 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> _Shown:
     Raises:
         ValueError: a row has not as many cells as the header.
     """
+    header = list(map(str, header))
     lines = [list(map(str, row)) for row in rows]
     for line in lines:
         if len(line) != len(header):
-            raise ValueError(f"row {line} needs {len(header)} cells, as {list(header)}")
+            raise ValueError(f"row {line} needs {len(header)} cells, as {header}")
     rule = [":--", *["--:"] * (len(header) - 1)]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in [list(header), rule, *lines])
+    text = "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *lines])
     return _Shown(text, text)
 
 

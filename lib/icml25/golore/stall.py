@@ -230,7 +230,7 @@ def run_sweeps(
         for name, setting in (("galore", _GALORE), ("golore", _GOLORE)):
             options = {**setting.options, "rank": rank}
             settings[f"rank/{rank}/{name}"] = _Setting(options)
-    for interval in (2, 10, 50):
+    for interval in (5, 10, 50):
         for name, reproject in (("with", True), ("without", False)):
             options = {"update_interval": interval, "reproject": reproject}
             options = {**_GOLORE.options, **options}
