@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from icml25.core import data
 from icml25.timefilter import (
     EXPERIMENTS,
     DLinear,
@@ -536,8 +535,6 @@ def test_lead_lag_experiment_reports_plain_numbers():
 
 @pytest.mark.benchmark_data("ett")
 def test_etth1_has_the_standard_windows():
-    if not data.available("ett"):
-        pytest.skip("ETTh1 is not here: python -m icml25 data ett --fetch")
     series = benchmark("ETTh1")
     assert series.values.shape == (17420, 7)
     assert series.names == ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
