@@ -21,7 +21,8 @@ from icml25.supervision.experiments import (
     RewardsConfig,
     SearchConfig,
 )
-from icml25.supervision.transfer import _WhitenedMoment
+from icml25.supervision.training import _weight
+from icml25.supervision.whitening import _WhitenedMoment
 
 GOLDEN = Path(__file__).parent / "golden" / "supervision"
 F64 = torch.float64
@@ -248,6 +249,29 @@ def test_process_estimate_is_the_mean_of_each_cell():
     close(got[0], torch.tensor(want, dtype=F64))
 
 
+@pytest.mark.parametrize("normalise", [False, True])
+def test_importance_sampling_weighs_trajectories_by_their_ratio(normalise):
+    mdp, _, off, _ = instance(batch=2, horizon=3)
+    target = sv.random_policy(mdp, generator=generator(4))
+    data = sv.sample_trajectories(mdp, off, 50, generator=generator())
+    got = sv.importance_estimate(mdp, data, target, off, normalise=normalise)
+    ratio = (target / off).flatten(2)
+    for b in range(2):
+        weight = torch.stack([ratio[b, h, data.index[b, :, h]] for h in range(3)])
+        weight = weight.prod(0)
+        total = weight.sum() if normalise else 50
+        close(got[b], (weight * data.returns[b]).sum() / total)
+
+
+def test_importance_sampling_without_any_weight():
+    mdp, heads, coin = sv.bandit_chain(3, 0.5)
+    tails = torch.ones(1, 4, 3, dtype=torch.long)  # the target never plays them
+    data = sv.Trajectories(tails, torch.ones(1, 4, 3, dtype=F64))
+    assert sv.importance_estimate(mdp, data, heads, coin).item() == 0
+    mean = sv.importance_estimate(mdp, data, heads, coin, normalise=True)
+    assert mean.item() == pytest.approx(3.0)
+
+
 def test_soft_optimal_policy_matches_enumeration():
     mdp, _, off, _ = instance(batch=1, horizon=3, states=2, transitions="deterministic")
     start = torch.tensor([[1.0, 0.0]], dtype=F64)
@@ -274,6 +298,15 @@ def test_asymptotic_variance_matches_enumeration():
     ratio = (sv.occupancy(mdp, target) / sv.occupancy(mdp, off)).flatten()
     cell_noise = (mdp.reward * (1 - mdp.reward)).flatten()
     close(process[0], (mean * ratio * cell_noise).sum())
+
+
+def test_asymptotic_variance_of_equal_noise_has_the_closed_form():
+    mdp, target, off, _ = instance(horizon=5)
+    half = torch.full(mdp.shape, 0.5, dtype=F64)
+    even = sv.TabularMDP(mdp.start, mdp.transition, half)
+    process, outcome = sv.asymptotic_variance(even, target, off)
+    close(4 * process, (1 + sv.coverage(mdp, target, off).chi2).sum(-1))
+    close(4 * outcome, 5 * sv.mean_transfer(mdp, target, off))
 
 
 # ------------------------------------------------------------------- properties
@@ -448,6 +481,17 @@ def test_errors_fall_as_predicted():
             assert 0.6 < row[name] / row[f"{name}_predicted"] < 1.5
 
 
+def test_labels_take_all_processes_whatever_the_chunk():
+    config = LabelsConfig(horizons=(2,), sizes=(800, 1600), num_mdps=5)
+    whole = sv.labels(config, device="cpu", seed=2)["rows"][0]
+    parts = sv.labels(replace(config, chunk=2), device="cpu", seed=2)["rows"][0]
+    for name in ("gap_off", "process_predicted", "outcome_predicted"):
+        assert parts[name] == pytest.approx(whole[name])
+    # Other draws of the same processes.
+    assert parts["process"] == pytest.approx(whole["process"], rel=1.0)
+    assert parts["process"] != whole["process"]
+
+
 def test_advantage_is_optimal_and_q_is_not():
     result = sv.rewards(RewardsConfig(num_mdps=100), device="cpu", seed=4)
     assert result["largest_advantage_gap"] <= 1e-12
@@ -522,6 +566,29 @@ def test_rollouts_pad_after_the_end_and_repeat_with_the_seed():
     assert ((done == PAD) == (after > 0)).all()
     assert not (done == TASK.sep).any()
     assert torch.equal(done, sv.rollout(model, TASK, prompts, generator=generator(2)))
+
+
+def test_rollouts_go_on_from_forced_tokens():
+    model = sv.TinyDecoder(TASK, generator=generator())
+    prompts = TASK.prompts(50, generator=generator())
+    free = sv.rollout(model, TASK, prompts, generator=generator(2))
+    # Forced to repeat itself, the model repeats itself, and PAD still follows END.
+    again = sv.rollout(model, TASK, prompts, generator=generator(3), forced=free)
+    assert torch.equal(again, free)
+    waits = prompts.new_full((50, 6), WAIT)
+    done = sv.rollout(model, TASK, prompts, generator=generator(2), forced=waits)
+    assert (done[:, :6] == WAIT).all() and done.shape == (50, TASK.budget)
+    for bad in (waits[:3], prompts.new_full((50, 11), WAIT), waits[0]):
+        with pytest.raises(ValueError, match=r"forced must be \(50, at most 10\)"):
+            sv.rollout(model, TASK, prompts, generator=generator(), forced=bad)
+
+
+def test_what_stands_after_the_end_does_not_count():
+    prompt = torch.tensor([[1, 2, 3, 4, TASK.sep]])  # the sum is 0 mod 5
+    after = torch.tensor([[3, END, 0, END] + [PAD] * 6])
+    assert TASK.verify(prompt, after).item() == 0
+    before = torch.tensor([[0, END, 3, END] + [PAD] * 6])
+    assert TASK.verify(prompt, before).item() == 1
 
 
 def prm_inputs():
@@ -604,6 +671,18 @@ def test_second_moment_and_coverage_are_differentiable():
     assert torch.autograd.gradcheck(ratio, (logits,))
 
 
+def test_all_rewards_but_the_advantage_get_a_baseline_by_position():
+    mask = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
+    returns = torch.randn(3, 3, generator=generator(), dtype=F64) * mask
+    for kind in ("outcome", "q"):
+        weight = _weight(kind, returns, mask)
+        close((weight * mask).sum(0), torch.zeros(3, dtype=F64))
+    weight = _weight("advantage", returns, mask)
+    close(weight, returns / ((returns**2).sum() / mask.sum()).sqrt())
+    # A batch without any signal is not blown up: the scale has a floor of 0.1.
+    close(_weight("advantage", returns * 1e-6, mask), returns * 1e-5)
+
+
 def test_training_repeats_with_the_seed():
     config = sv.ReasoningConfig(
         sft_steps=3, value_rollouts=50, value_steps=2, rl_steps=2, eval_prompts=50
@@ -631,6 +710,9 @@ def test_uncovered_cells_are_refused_not_guessed():
         sv.mean_transfer(mdp, target, off)
     with pytest.raises(ValueError, match="never visits"):
         sv.asymptotic_variance(mdp, target, off)
+    data = sv.sample_trajectories(mdp, off, 5, generator=generator())
+    with pytest.raises(ValueError, match="never visits"):
+        sv.importance_estimate(mdp, data, target, off)
 
 
 def rare(mass, first_rows):
@@ -713,6 +795,10 @@ def test_processes_must_be_well_formed():
         sv.bandit_chain(3, 0.0)
     with pytest.raises(ValueError, match="horizon >= 2"):
         sv.hedge_mdp(1, 0.5, 0.5)
+    with pytest.raises(ValueError, match=r"safe_value from 0\.5 to 1\.5"):
+        sv.hedge_mdp(2, torch.tensor([0.5, 1.5]), 0.5)
+    with pytest.raises(ValueError, match=r"good_prob from 1 to 1: .* in \(0, 1\)"):
+        sv.hedge_mdp(2, 0.5, 1.0)
     with pytest.raises(ValueError, match="1 <= steps < budget"):
         sv.filler_mdp(4, 4)
 
@@ -749,10 +835,33 @@ def test_bad_options_are_named():
     big = sv.TabularMDP(mdp.start, mdp.transition, mdp.reward + 1)
     with pytest.raises(ValueError, match=r"rewards in \[0, 1\]"):
         sv.sample_trajectories(big, off, 3)
+    with pytest.raises(ValueError, match=r"rewards in \[0, 1\]"):
+        sv.asymptotic_variance(big, target, off)
     with pytest.raises(ValueError, match="noise='odd'"):
         sv.sample_trajectories(mdp, off, 3, noise="odd")
     with pytest.raises(ValueError, match="method='odd'"):
         sv.worst_case_transfer(mdp, target, off, method="odd")
+    with pytest.raises(ValueError, match="tol=0"):
+        sv.worst_case_transfer(mdp, target, off, tol=0)
+    with pytest.raises(ValueError, match=r"sizes=\(200, 800\): .* two sizes of 800"):
+        sv.labels(LabelsConfig(sizes=(200, 800)))
+    cells, nan = torch.zeros(1, 1, 1).long(), torch.full((1, 1), torch.nan)
+    with pytest.raises(ValueError, match="returns holds values that are not finite"):
+        sv.fit_outcome_reward(cells, nan, 4)
+    with pytest.raises(ValueError, match="reward holds values that are not finite"):
+        sv.fit_process_reward(sv.Trajectories(cells, nan[..., None]), 4)
+    with pytest.raises(TypeError, match=r"int64 tensor of cells, got torch\.float32"):
+        sv.fit_outcome_reward(cells.float(), torch.ones(1, 1), 4)
+    with pytest.raises(ValueError, match="ridge=nan"):
+        sv.fit_outcome_reward(cells, torch.ones(1, 1), 4, ridge=float("nan"))
+    with pytest.raises(ValueError, match="num_heads=3 must divide dim=32"):
+        sv.TinyDecoder(TASK, num_heads=3)
+    # END too late, and prompts that would be repeated without a word.
+    late = torch.full((2, 15), END)
+    with pytest.raises(ValueError, match=r"completions \(n, 10\); got .* \(2, 15\)"):
+        TASK.verify(TASK.prompts(2, generator=generator()), late)
+    with pytest.raises(ValueError, match=r"got \(1, 5\) and \(2, 10\)"):
+        TASK.verify(TASK.prompts(1, generator=generator()), late[:, :10])
     with pytest.raises(ValueError, match="cells from 0 to 9; allowed are 0 to 3"):
         sv.fit_outcome_reward(torch.tensor([[[0, 9]]]), torch.ones(1, 1), 4)
     with pytest.raises(ValueError, match="ridge=0"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ._options import check_options
 from .bases import SKETCHES, singular_basis
 
 RefreshGrads = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -55,6 +55,8 @@ class SubspaceOptimizer(Optimizer):
         defaults: dict[str, Any],
         refresh_grads: RefreshGrads | None,
     ) -> None:
+        if refresh_grads is not None and not callable(refresh_grads):
+            raise TypeError(f"refresh_grads must be callable, got {refresh_grads!r}")
         self._refresh_grads = refresh_grads
         super().__init__(params, defaults)
 
@@ -79,7 +81,7 @@ class SubspaceOptimizer(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            _check_options(group)
+            check_options(group)
             self._check_group(group)
         except ValueError:
             self.param_groups.pop()
@@ -425,46 +427,3 @@ def _check_unchanged(bucket: _Bucket) -> None:
             f"rank or side of a group changed to rank={group['rank']}, "
             f"side={group['side']!r} while its state has another shape"
         )
-
-
-def _check_options(group: dict[str, Any]) -> None:
-    for key in ("lr", "weight_decay"):
-        value = group[key]
-        if not isinstance(value, Real) or not 0 <= value < math.inf:
-            raise ValueError(f"{key} must be a finite number >= 0, got {value!r}")
-    rank = group["rank"]
-    if rank is None:
-        return
-    if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank must be a whole number >= 1 or None, got {rank!r}")
-    for p in group["params"]:
-        if p.dim() != 2:
-            raise ValueError(
-                f"a group with a rank holds matrices only, got shape {tuple(p.shape)}; "
-                "put it in a group with rank=None, or pass a 2-D view of it"
-            )
-        if rank > min(p.shape):
-            raise ValueError(
-                f"rank must be at most min(m, n), got rank={rank} for shape "
-                f"{tuple(p.shape)}"
-            )
-        if not p.is_floating_point():
-            raise ValueError(f"parameters must be real floating point, got {p.dtype}")
-    interval, switch = group["update_interval"], group["switch_step"]
-    if not isinstance(interval, int) or interval < 1:
-        raise ValueError(
-            f"update_interval must be a whole number >= 1, got {interval!r}"
-        )
-    if switch is not None and (not isinstance(switch, int) or switch < 0):
-        raise ValueError(
-            f"switch_step must be a whole number >= 0 or None, got {switch!r}"
-        )
-    if not isinstance(group["scale"], Real) or not 0 < group["scale"] < math.inf:
-        raise ValueError(f"scale must be a finite number > 0, got {group['scale']!r}")
-    for key, known in (
-        ("projection", ("svd", "rsvd")),
-        ("sketch", tuple(SKETCHES)),
-        ("side", ("auto", "left", "right")),
-    ):
-        if group[key] not in known:
-            raise ValueError(f"{key} must be one of {known}, got {group[key]!r}")

@@ -32,7 +32,8 @@ def singular_basis(
         orthonormal basis.
 
     Raises:
-        ValueError: if ``rank`` or ``method`` is out of range.
+        ValueError: if ``matrix`` has no two dimensions, or ``rank`` or ``method`` is
+            out of range.
 
     Notes:
         ``"svd"`` costs O(m n min(m, n)), ``"rsvd"`` O(m n r). The range finder uses
@@ -42,6 +43,8 @@ def singular_basis(
 
     Source: GaLore (Zhao et al., 2024); range finder of Halko et al. (2011).
     """
+    if matrix.dim() < 2:
+        raise ValueError(f"matrix must be (..., m, n), got {tuple(matrix.shape)}")
     m, n = matrix.shape[-2:]
     _check_rank(rank, min(m, n))
     if method not in ("svd", "rsvd"):
@@ -174,5 +177,7 @@ def _subset(rows, count, batch, generator, device) -> Tensor:
 
 
 def _check_rank(rank: int, largest: int) -> None:
-    if not 1 <= rank <= largest:
-        raise ValueError(f"rank must be between 1 and {largest}, got {rank}")
+    if not isinstance(rank, int) or not 1 <= rank <= largest:
+        raise ValueError(
+            f"rank must be a whole number between 1 and {largest}, got {rank!r}"
+        )

@@ -66,6 +66,11 @@ def _measure(name: str, rank: int, device: torch.device | str, seed: int) -> int
         groups.append({"params": params, "rank": group_rank})
     optimizer = GoLore(groups, switch_step=0, seed=seed)
     optimizer.step()
+    return state_bytes(optimizer)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of an optimiser's moments and bases; its scalar counters are left out."""
     return sum(
         value.numel() * value.element_size()
         for state in optimizer.state.values()

@@ -31,7 +31,7 @@ class GoLore(SubspaceOptimizer):
     Args:
         params: parameters, named parameters or groups. A group with ``rank=None``
             gets torch's own (fused) AdamW; see :func:`split_param_groups`.
-        lr: step size $\eta$ (the paper's pre-training value by default).
+        lr: step size $\eta$.
         switch_step: first step of the random phase. ``int(0.8 * num_steps)`` is the
             paper's GoLore\@20%, 0 is GoLore throughout, None is GaLore throughout.
             It has no default because it decides which algorithm runs.
@@ -59,10 +59,10 @@ class GoLore(SubspaceOptimizer):
 
     Notes:
         State per matrix: $mr + 2rn$ numbers (left), float32 for half-precision
-        weights. A step costs $4mnr + O(rn)$; a random refresh $O(mr^2)$. All but
-        ``lr`` and ``switch_step`` of the defaults are the paper's LLaMA-60M values,
-        except ``projection``, for speed. State holds tensors only: it survives
-        ``torch.save`` and ``torch.load(weights_only=True)`` and resumes bit-exactly.
+        weights. A step costs $4mnr + O(rn)$; a random refresh $O(mr^2)$. The defaults
+        are those of the authors' LLaMA-60M script, except ``projection``, for speed.
+        State holds tensors only: it survives ``torch.save`` and
+        ``torch.load(weights_only=True)`` and resumes bit-exactly.
 
     Example:
         >>> groups = split_param_groups(model)
@@ -112,8 +112,11 @@ class GoLore(SubspaceOptimizer):
         return ("exp_avg", "exp_avg_sq")
 
     def _check_group(self, group: dict[str, Any]) -> None:
-        if any(not 0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"betas must lie in [0, 1), got {group['betas']!r}")
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {betas!r}")
+        if any(not 0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), got {betas!r}")
         if not group["eps"] >= 0:
             raise ValueError(f"eps must be >= 0, got {group['eps']!r}")
 
@@ -176,10 +179,9 @@ class GoLoreSGD(SubspaceOptimizer):
         update_interval: $\tau$.
         scale: $\alpha$.
         momentum: $\mu$. With 0 no moment is stored.
-        dampening: $d$. The default, equal to ``momentum``, is the paper's moving
-            average with $\beta_1 = 1 - \mu$; 0 is the heavy ball, a
-            $1/(1-\mu)$ times larger step. The first gradient enters undamped, as in
-            ``torch.optim.SGD``.
+        dampening: $d$. None takes ``momentum``: the paper's moving average with
+            $\beta_1 = 1 - \mu$; 0 is the heavy ball, a $1/(1-\mu)$ times larger
+            step. The first gradient enters undamped, as in ``torch.optim.SGD``.
         weight_decay: $\lambda$, decoupled (unlike ``torch.optim.SGD``), since a
             penalty inside the gradient would be projected away.
         projection: as in :class:`GoLore`.
@@ -209,7 +211,7 @@ class GoLoreSGD(SubspaceOptimizer):
         update_interval: int = 200,
         scale: float = 1.0,
         momentum: float = 0.9,
-        dampening: float = 0.9,
+        dampening: float | None = None,
         weight_decay: float = 0.0,
         projection: str = "rsvd",
         sketch: str = "haar",
@@ -239,6 +241,8 @@ class GoLoreSGD(SubspaceOptimizer):
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def _check_group(self, group: dict[str, Any]) -> None:
+        if group["dampening"] is None:
+            group["dampening"] = group["momentum"]
         for key in ("momentum", "dampening"):
             if not 0 <= group[key] < 1:
                 raise ValueError(f"{key} must lie in [0, 1), got {group[key]!r}")
@@ -247,9 +251,8 @@ class GoLoreSGD(SubspaceOptimizer):
         group = bucket.group
         update = self._project(bucket)
         if group["momentum"]:
-            update = self._average([bucket.state["momentum_buffer"]], [update], bucket)[
-                0
-            ]
+            buffer = bucket.state["momentum_buffer"]
+            (update,) = self._average([buffer], [update], bucket)
         self._project_back(bucket, update, group["lr"] * group["scale"])
 
     def _dense_step(self, bucket: _Bucket) -> None:
@@ -289,8 +292,11 @@ def split_param_groups(
         parameters.
 
     Raises:
+        TypeError: if ``include`` is one text instead of a sequence of them.
         ValueError: if no weight matches ``include``.
     """
+    if isinstance(include, str):
+        raise TypeError(f"include must be a sequence of names, got {include!r}")
     chosen = {
         id(module.weight)
         for name, module in model.named_modules()

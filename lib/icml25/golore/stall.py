@@ -261,16 +261,18 @@ def check_bound(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The theorem on the counterexample: GoLore keeps the bound, GaLore breaks it.
+    r"""The theorem on the counterexample: GoLore keeps the bound, GaLore breaks it.
 
     Returns:
         ``rows``: for each interval ``update_interval``, ``lr``, ``bound``, and the
         measured left-hand side (the average squared gradient at the refreshes, mean
         over replicas) of ``golore`` and ``galore``; ``golore_highest`` and
-        ``galore_highest`` are the largest replica.
+        ``galore_lowest`` are the extreme replicas, and ``floor`` is what GaLore's
+        cannot fall below: $\sum_i \min(s_i, \sigma(1-\eta)^\tau)^2$.
     """
     problem = _problem(config, torch.device(device))
     delta = config.rank / config.n
+    values = torch.linalg.svdvals(problem.signal(problem.start))
     rows, settings = [], {}
     for interval in config.intervals:
         theorem = {
@@ -283,7 +285,12 @@ def check_bound(
         }
         lr = golore_lr(**theorem)
         bound = golore_bound(delta=delta, lr=lr, **theorem)
-        rows.append({"update_interval": interval, "lr": lr, "bound": bound})
+        # A component is selected only while above sigma, and then for one interval.
+        left = values.clamp(max=problem.sigma * (1 - lr) ** interval)
+        floor = left.square().sum().item()
+        rows.append(
+            {"update_interval": interval, "lr": lr, "bound": bound, "floor": floor}
+        )
         plain = {"lr": lr, "update_interval": interval, "momentum": 0.0}
         for name, setting in (("golore", _GOLORE), ("galore", _GALORE)):
             options = {**setting.options, **plain, "dampening": 0.0}
@@ -303,6 +310,7 @@ def check_bound(
             at_refresh = losses[f"{name}/{interval}"][:-1:interval]
             average = 2 * (at_refresh - problem.f_star).mean(0)
             row[name] = average.mean().item()
+            row[f"{name}_lowest"] = average.min().item()
             row[f"{name}_highest"] = average.max().item()
     return {"rows": rows}
 

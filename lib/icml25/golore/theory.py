@@ -19,9 +19,11 @@ class StallProblem:
 
     with gradient noise $\pm\sigma$ on the lower right $r \times r$ identity. With
     $S = X_{top} + [D\; 0]$: $f - f^* = \tfrac12\|S\|_F^2$ and
-    $\|\nabla f\|_F^2 = \|S\|_F^2$, so the singular values of a noisy gradient are those
-    of $S$ and $r$ copies of $\sigma$. A singular basis follows a component of $S$ only
-    while it exceeds $\sigma$.
+    $\|\nabla f\|_F^2 = \|S\|_F^2$. While the upper right block of $X$ is zero, as it is
+    at the start and stays under GaLore, signal and noise share no row and no column:
+    the singular values of a noisy gradient are those of $S$ and $r$ copies of
+    $\sigma$. A singular basis then follows a component of $S$ only while it exceeds
+    $\sigma$.
 
     Args:
         n: matrices are $n \times n$.
@@ -32,7 +34,7 @@ class StallProblem:
         dtype: of all tensors; draws are made in float32, as for that figure.
 
     Attributes:
-        start: $X_0$, shape (n, n).
+        start: $X_0$, shape (n, n); its upper right $(n-r) \times r$ block is zero.
         f_star: the minimum, $-\tfrac12\|D\|_F^2$.
         smoothness: $L = 1$.
         noise_power: $E\|\xi\|_F^2 = r\sigma^2$, under both laws of the noise.
@@ -117,6 +119,8 @@ class StallProblem:
         """
         if law not in LAWS:
             raise ValueError(f"law must be one of {LAWS}, got {law!r}")
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be >= 1, got {num_samples}")
         like = {"generator": generator, "device": x.device, "dtype": x.dtype}
         grad = self.grad(x)
         if law == "isotropic":
@@ -129,11 +133,29 @@ class StallProblem:
         return grad.addcmul_(mean[..., None, None], self._block)
 
     def f_stall(self, x: Tensor) -> Tensor:
-        r"""Where GaLore stops from $X$, as $\eta\tau \to 0$: shape (...).
+        r"""Where gradient descent in GaLore's subspace stops, as $\eta\tau \to 0$.
 
         $f^* + \tfrac12 \sum_i \min(s_i(S), \sigma)^2$, for any subspace rank up to
-        ``rank``, any optimiser state and any (decay-free) update.
+        ``rank``. Where all $s_i < \sigma$ it holds for every step size and every
+        optimiser without weight decay: $S$ cannot move.
+
+        Args:
+            x: $X$, (..., n, n), with a zero upper right block (else the noise shares
+                columns with the signal, and drags it along).
+
+        Returns:
+            Shape (...).
+
+        Raises:
+            ValueError: if that block is not zero.
         """
+        kept = self.n - self.rank
+        # round-off of a basis may have leaked into it
+        if x[..., :kept, kept:].abs().max() > 1e-6 * self.sigma:
+            raise ValueError(
+                f"x must be zero in its upper right block, x[:{kept}, {kept}:]; the "
+                "stall level has a closed form only there"
+            )
         values = torch.linalg.svdvals(self.signal(x)).clamp(max=self.sigma)
         return self.f_star + 0.5 * values.square().sum(-1)
 
@@ -169,7 +191,9 @@ def golore_bound(
 ) -> float:
     r"""What GoLore-SGD is proved to reach at standard batch size.
 
-    For $\eta \le 1/(4L\tau)$ and $T$ a multiple of $\tau$,
+    For plain SGD in a uniform subspace that is drawn afresh, independently of the
+    past, every $\tau$ steps, $\eta \le 1/(4L\tau)$ and $T$ a multiple of $\tau$
+    (eq-bound in the book),
 
     $$\operatorname*{avg}_{k} E\|\nabla f(X_{k\tau})\|_F^2
       \le \frac{17\,\Delta}{7\,\delta\eta T} + \frac{12\,L\eta s}{7\,\delta}.$$
@@ -201,9 +225,10 @@ def golore_bound(
         "noise": noise,
     }
     for name, value in known.items():
-        smallest = 0 if name in ("gap", "noise") else 5e-324  # the least positive
-        if not smallest <= value < math.inf:
-            raise ValueError(f"{name} is out of range: {value}")
+        may_be_zero = name in ("gap", "noise")
+        if not (value > 0 or (may_be_zero and value == 0)) or value == math.inf:
+            allowed = ">= 0" if may_be_zero else "> 0"
+            raise ValueError(f"{name} must be finite and {allowed}, got {value}")
     if delta > 1:
         raise ValueError(f"delta must be at most 1, got {delta}")
     if num_steps % update_interval:
@@ -246,7 +271,10 @@ def state_numel(
         if rank is None:
             total += num_moments * math.prod(shape)
         elif len(shape) != 2 or not 1 <= rank <= min(shape):
-            raise ValueError(f"rank={rank} does not fit a parameter of shape {shape}")
+            raise ValueError(
+                f"rank={rank} does not fit a parameter of shape {tuple(shape)}: it "
+                "must be a matrix with 1 <= rank <= min(m, n)"
+            )
         else:
             total += rank * (min(shape) + num_moments * max(shape))
     return total

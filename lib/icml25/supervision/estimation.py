@@ -10,6 +10,7 @@ from icml25.supervision.mdp import (
     Trajectories,
     _as_policy,
     _as_table,
+    _need_probabilities,
     _next_state,
     occupancy,
 )
@@ -38,7 +39,9 @@ def fit_process_reward(
         (B, H, num_cells)
 
     Raises:
-        ValueError: a cell outside ``range(num_cells)``, shapes that disagree.
+        TypeError: cells that are no int64.
+        ValueError: a cell outside ``range(num_cells)``, shapes that disagree, a reward
+            that is not finite.
     """
     index, reward = trajectories.index, trajectories.reward
     if reward.shape != index.shape:
@@ -47,6 +50,7 @@ def fit_process_reward(
             "they must agree"
         )
     _need_cells(index, num_cells)
+    _need_finite("reward", reward)
     count = _layer_sums(index, torch.ones_like(reward), num_cells)
     total = _layer_sums(index, reward, num_cells)
     return torch.where(count > 0, total / count.clamp(min=1), prior)
@@ -79,8 +83,9 @@ def fit_outcome_reward(
         (B, H, num_cells); finite for every n, ``prior`` for n = 0.
 
     Raises:
-        ValueError: a cell outside ``range(num_cells)``, shapes that disagree, a ridge
-            that is not positive.
+        TypeError: cells that are no int64.
+        ValueError: a cell outside ``range(num_cells)``, shapes that disagree, an
+            outcome that is not finite, a ridge that is not positive.
 
     Notes:
         The normal equations hold pair counts, H^2/2 histograms. The (n, H num_cells)
@@ -91,9 +96,10 @@ def fit_outcome_reward(
             f"index must be (B, n, H) and returns (B, n); got {tuple(index.shape)} "
             f"and {tuple(returns.shape)}"
         )
-    if ridge <= 0:
+    if not ridge > 0:
         raise ValueError(f"ridge={ridge}: must be positive, the problem is singular")
     _need_cells(index, num_cells)
+    _need_finite("returns", returns)
     batch, num, horizon = index.shape
     gram = _pair_counts(index, num_cells)
     size = horizon * num_cells
@@ -105,26 +111,45 @@ def fit_outcome_reward(
 
 
 def importance_estimate(
-    mdp: TabularMDP, trajectories: Trajectories, policy: Tensor, policy_off: Tensor
+    mdp: TabularMDP,
+    trajectories: Trajectories,
+    policy: Tensor,
+    policy_off: Tensor,
+    *,
+    normalise: bool = False,
 ) -> Tensor:
     r"""Trajectory importance sampling: the mean of
     :math:`R_i \prod_h \pi(a_h|s_h) / off(a_h|s_h)`.
 
     The method that needs coverage of whole trajectories.
 
+    Args:
+        mdp: B processes.
+        trajectories: data of ``policy_off``, (B, n, H).
+        policy: target policy, (B, H, S, A).
+        policy_off: data policy, (B, H, S, A).
+        normalise: divide the weights by their sum instead of n: less variance for some
+            bias. Where no trajectory has any weight the plain mean of the returns is
+            all that is left.
+
     Returns:
         (B,)
 
     Raises:
-        ValueError: no trajectories, or a policy that is none.
+        ValueError: no trajectories, a policy that is none, or a target that visits a
+            cell that the data never do.
     """
     policy = _as_policy("policy", policy, mdp)
     policy_off = _as_policy("policy_off", policy_off, mdp)
+    _need_coverage(occupancy(mdp, policy), occupancy(mdp, policy_off))
     if trajectories.index.shape[1] == 0:
         raise ValueError("importance sampling needs at least one trajectory, got 0")
     ratio = torch.where(policy == 0, torch.zeros_like(policy), policy / policy_off)
     ratio = ratio.flatten(2).transpose(1, 2)  # (B, H, S, A) -> (B, SA, H)
     weight = ratio.gather(1, trajectories.index).prod(-1)
+    if normalise:
+        total = weight.sum(1, keepdim=True)
+        weight = torch.where(total > 0, weight / total * weight.shape[1], 1.0)
     return (weight * trajectories.returns).mean(1)
 
 
@@ -144,8 +169,10 @@ def asymptotic_variance(
         For step labels and for outcomes, (B,) each.
 
     Raises:
-        ValueError: the target visits a cell that the data never do.
+        ValueError: the target visits a cell that the data never do, or rewards are no
+            probabilities.
     """
+    _need_probabilities(mdp.reward)
     d, d_off = occupancy(mdp, policy), occupancy(mdp, policy_off)
     _need_coverage(d, d_off)
     noise = mdp.reward * (1 - mdp.reward)
@@ -204,7 +231,14 @@ def soft_optimal_policy(
     return torch.stack(policies[::-1], 1), (mdp.start * value).sum(-1)
 
 
+def _need_finite(name: str, x: Tensor) -> None:
+    if not x.isfinite().all():
+        raise ValueError(f"{name} holds values that are not finite")
+
+
 def _need_cells(index: Tensor, num_cells: int) -> None:
+    if index.dtype != torch.long:
+        raise TypeError(f"index must be an int64 tensor of cells, got {index.dtype}")
     if index.numel() and not (0 <= int(index.min()) <= int(index.max()) < num_cells):
         raise ValueError(
             f"index holds cells from {int(index.min())} to {int(index.max())}; "

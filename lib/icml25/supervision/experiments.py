@@ -86,6 +86,7 @@ class LabelsConfig:
     horizons: tuple[int, ...] = (4, 8, 16)
     sizes: tuple[int, ...] = (200, 800, 3200, 12800)  # trajectories n
     num_mdps: int = 32
+    chunk: int = 32  # processes sampled at a time; n H cells of each are held
     states: int = 4
     actions: int = 3
     spread: float = 0.5  # standard deviation of the data policy's logits
@@ -242,10 +243,18 @@ def labels(
 
     Returns:
         ``rows``: per horizon and size the root mean square errors over the processes
-        (``process``, ``outcome``, ``importance``), their predictions, and what planning
-        with the learned rewards loses; ``largest_slope`` and ``smallest_slope`` of the
-        errors in n from 800 on, log-log; ``ratios`` at the largest size.
+        (``process``, ``outcome``, ``importance`` and its ``normalised`` form), the
+        predictions, and what planning with the learned rewards loses;
+        ``largest_slope`` and ``smallest_slope`` of the errors in n from 800 on,
+        log-log; ``ratios`` at the largest size.
+
+    Raises:
+        ValueError: fewer than two sizes of 800 or more.
     """
+    if sum(num >= 800 for num in config.sizes) < 2:
+        raise ValueError(
+            f"sizes={config.sizes}: a slope needs at least two sizes of 800 or more"
+        )
     generator = make_generator(seed, device)
     rows = []
     for horizon in progress(config.horizons, "horizons"):
@@ -256,27 +265,25 @@ def labels(
         best, _ = plan(mdp)
         value = _value(mdp, best)
         step_variance, sum_variance = asymptotic_variance(mdp, best, off)
-        cells = config.states * config.actions
         for num in config.sizes:
-            data = sample_trajectories(mdp, off, num, generator=generator)
-            fits = {
-                "process": fit_process_reward(data, cells),
-                "outcome": fit_outcome_reward(data.index, data.returns, cells),
-            }
+            parts = []
+            for begin in range(0, config.num_mdps, config.chunk):
+                few = slice(begin, begin + config.chunk)
+                parts.append(
+                    _label_errors(mdp[few], best[few], off[few], num, generator)
+                )
+            error = {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
             row = {
                 "horizon": horizon,
                 "num": num,
-                "unknowns": horizon * cells,
+                "unknowns": horizon * config.states * config.actions,
                 "gap_off": (value - _value(mdp, off)).mean().item(),
-                "importance": _rmse(importance_estimate(mdp, data, best, off) - value),
                 "process_predicted": (step_variance.mean() / num).sqrt().item(),
                 "outcome_predicted": (sum_variance.mean() / num).sqrt().item(),
             }
-            for name, fit in fits.items():
-                reward = fit.view(mdp.shape)
-                row[name] = _rmse(_value(mdp, best, reward) - value)
-                planned, _ = plan(mdp, reward.clamp(0, 1))
-                row[f"{name}_loss"] = (value - _value(mdp, planned)).mean().item()
+            for name, each in error.items():
+                is_loss = name.endswith("_loss")
+                row[name] = each.mean().item() if is_loss else _rmse(each)
             rows.append(row)
     slopes, ratios = [], []
     for horizon in config.horizons:
@@ -293,6 +300,32 @@ def labels(
         "ratios": ratios,
         "rows": rows,
     }
+
+
+def _label_errors(
+    mdp: TabularMDP,
+    best: Tensor,
+    off: Tensor,
+    num: int,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Errors of four estimates of the best return, and losses of two plans, (B,)."""
+    value = _value(mdp, best)
+    cells = mdp.shape[2] * mdp.shape[3]
+    data = sample_trajectories(mdp, off, num, generator=generator)
+    plain = importance_estimate(mdp, data, best, off)
+    normalised = importance_estimate(mdp, data, best, off, normalise=True)
+    errors = {"importance": plain - value, "normalised": normalised - value}
+    fits = {
+        "process": fit_process_reward(data, cells),
+        "outcome": fit_outcome_reward(data.index, data.returns, cells),
+    }
+    for name, fit in fits.items():
+        reward = fit.view(mdp.shape)
+        errors[name] = _value(mdp, best, reward) - value
+        planned, _ = plan(mdp, reward.clamp(0, 1))
+        errors[f"{name}_loss"] = value - _value(mdp, planned)
+    return errors
 
 
 def rewards(
@@ -391,13 +424,9 @@ def preferences(
     }
 
 
-def _first_value(mdp: TabularMDP, policy: Tensor, reward: Tensor | None) -> Tensor:
-    return evaluate(mdp, policy, reward)[1][:, 0]
-
-
 def _value(mdp: TabularMDP, policy: Tensor, reward: Tensor | None = None) -> Tensor:
     """Return of a policy, (B,)."""
-    return (mdp.start * _first_value(mdp, policy, reward)).sum(-1)
+    return (mdp.start * evaluate(mdp, policy, reward)[1][:, 0]).sum(-1)
 
 
 def _rmse(error: Tensor) -> float:
@@ -442,6 +471,7 @@ EXPERIMENTS = {
             horizons=(4, 8, 16, 32, 64),
             sizes=(800, 3200, 12_800, 51_200, 204_800),
             num_mdps=512,
+            chunk=16,
         ),
         summary="step labels against outcomes",
     ),

@@ -133,8 +133,9 @@ def hedge_mdp(
     y, q = torch.broadcast_tensors(y, q)
     if horizon < 2 or not ((y >= 0) & (y <= 1) & (q > 0) & (q < 1)).all():
         raise ValueError(
-            f"horizon={horizon}: need horizon >= 2, safe_value in [0, 1], "
-            "good_prob in (0, 1)"
+            f"horizon={horizon}, safe_value from {y.min():g} to {y.max():g}, good_prob "
+            f"from {q.min():g} to {q.max():g}: need horizon >= 2, safe_value in "
+            "[0, 1], good_prob in (0, 1)"
         )
     batch = len(y)
     transition = torch.zeros(batch, horizon - 1, 3, 2, 3, dtype=_F)

@@ -223,11 +223,8 @@ def sample_trajectories(
         raise ValueError(f"num={num}: give the number of trajectories, 0 or more")
     if noise not in ("bernoulli", "none"):
         raise ValueError(f"noise={noise!r}: allowed are 'bernoulli' and 'none'")
-    if noise == "bernoulli" and not ((mdp.reward >= 0) & (mdp.reward <= 1)).all():
-        raise ValueError(
-            "Bernoulli noise needs rewards in [0, 1]; they span "
-            f"[{mdp.reward.min().item():g}, {mdp.reward.max().item():g}]"
-        )
+    if noise == "bernoulli":
+        _need_probabilities(mdp.reward)
     batch, horizon, num_states, num_actions = mdp.shape
     offset = torch.arange(batch, device=policy.device)[:, None]
 
@@ -297,6 +294,14 @@ def _need_law(name: str, law: Tensor) -> None:
     if error > 1e-6:
         raise ValueError(
             f"{name} must sum to one along its last axis; it is off by {error:.2g}"
+        )
+
+
+def _need_probabilities(reward: Tensor) -> None:
+    if not ((reward >= 0) & (reward <= 1)).all():
+        raise ValueError(
+            "Bernoulli noise needs rewards in [0, 1]; they span "
+            f"[{reward.min().item():g}, {reward.max().item():g}]"
         )
 
 

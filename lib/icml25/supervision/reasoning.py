@@ -126,9 +126,22 @@ class ChainTask:
     def verify(self, prompts: Tensor, completions: Tensor) -> Tensor:
         """The verdict, 1.0 or 0.0, (n,): outcome supervision's only label.
 
-        A completion that never ends, or that holds no digit, gets 0.
+        A completion that never ends, or that holds no digit, gets 0. What stands after
+        END does not count.
+
+        Raises:
+            ValueError: shapes other than (n, steps + 1) and (n, budget).
         """
-        is_digit = completions < self.p
+        num = len(prompts)
+        want = ((num, self.steps + 1), (num, self.budget))
+        if (tuple(prompts.shape), tuple(completions.shape)) != want:
+            raise ValueError(
+                f"prompts must be (n, {self.steps + 1}) and completions "
+                f"(n, {self.budget}); got {tuple(prompts.shape)} and "
+                f"{tuple(completions.shape)}"
+            )
+        is_open = (completions == self.end).cumsum(1) == 0
+        is_digit = (completions < self.p) & is_open
         place = torch.arange(1, completions.shape[1] + 1, device=completions.device)
         last = (is_digit * place).amax(1)
         answer = completions.gather(1, (last - 1).clamp(min=0)[:, None])[:, 0]
@@ -188,6 +201,10 @@ class TinyDecoder(nn.Module):
         num_layers: blocks.
         num_heads: attention heads; divides ``dim``.
         num_outputs: 1 for a value model; default: one logit a token.
+        generator: source of the initial weights.
+
+    Raises:
+        ValueError: ``num_heads`` does not divide ``dim``.
     """
 
     def __init__(
@@ -201,6 +218,8 @@ class TinyDecoder(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"num_heads={num_heads} must divide dim={dim}")
         self.token = nn.Embedding(task.vocabulary, dim)
         self.position = nn.Embedding(task.context, dim)
         self.count = nn.Embedding(task.budget + 1, dim)
@@ -235,23 +254,47 @@ class TinyDecoder(nn.Module):
 
 @torch.no_grad()
 def rollout(
-    policy: TinyDecoder, task: ChainTask, prompts: Tensor, *, generator: torch.Generator
+    policy: TinyDecoder,
+    task: ChainTask,
+    prompts: Tensor,
+    *,
+    generator: torch.Generator,
+    forced: Tensor | None = None,
 ) -> Tensor:
     """Sample a completion of every prompt, (n, budget); PAD follows END.
+
+    Args:
+        policy: what writes the completions.
+        task: gives the tokens and the budget.
+        prompts: (n, steps + 1).
+        generator: source of randomness, on the policy's device.
+        forced: the first tokens of every completion, (n, at most budget); the policy
+            goes on from them.
+
+    Raises:
+        ValueError: ``forced`` has another number of rows or exceeds the budget.
 
     Notes:
         Keys and values are kept, so a token costs one position, not a whole sequence.
     """
     cache: list[list[Tensor]] = [[] for _ in policy.blocks]
     num = len(prompts)
-    empty = prompts.new_empty(num, 0)
-    tokens, tags = prompts, task.tags(prompts, empty)
+    if forced is None:
+        forced = prompts.new_empty(num, 0)
+    if forced.dim() != 2 or len(forced) != num or forced.shape[1] > task.budget:
+        raise ValueError(
+            f"forced must be ({num}, at most {task.budget}), got {tuple(forced.shape)}"
+        )
+    tokens, tags = prompts, task.tags(prompts, prompts[:, :0])
     written = prompts.new_zeros(num)
     ended = torch.zeros(num, dtype=torch.bool, device=prompts.device)
     completion = []
-    for _ in range(task.budget):
+    for t in range(task.budget):
         logits = policy(tokens, tags, cache)[:, -1, : task.sep]  # no SEP, no PAD
-        token = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+        if t < forced.shape[1]:
+            token = forced[:, t]
+        else:
+            token = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
         token = token.masked_fill(ended, task.pad)
         completion.append(token)
         written = written + (token < task.p)

@@ -157,7 +157,8 @@ def reasoning(
     Returns:
         ``reference_accuracy``, ``reference_tokens``; per reward ``<kind>_accuracy`` and
         ``<kind>_tokens`` at the end; ``wait_value``, the value model's mean opinion of
-        a completion that has only waited, for 0, 1, ... tokens; ``curves``, the whole
+        a completion that has only waited, for 0, 1, ..., T tokens; ``wait_success``,
+        how often the reference then still answers right; ``curves``, the whole
         histories.
     """
     generator = make_generator(seed, device)
@@ -174,6 +175,17 @@ def reasoning(
         curves[kind] = train_policy(
             kind, policy, value_model, config, generator=generator
         )
+    success = [
+        task.verify(
+            prompts,
+            rollout(
+                reference, task, prompts, generator=generator, forced=waits[:, :num]
+            ),
+        )
+        .mean()
+        .item()
+        for num in range(task.budget + 1)
+    ]
     first = curves["outcome"][0]
     metrics = {
         "reference_accuracy": first["accuracy"],
@@ -182,7 +194,12 @@ def reasoning(
     for kind, history in curves.items():
         metrics[f"{kind}_accuracy"] = history[-1]["accuracy"]
         metrics[f"{kind}_tokens"] = history[-1]["tokens"]
-    return {**metrics, "wait_value": opinion.mean(0).tolist(), "curves": curves}
+    return {
+        **metrics,
+        "wait_value": opinion.mean(0).tolist(),
+        "wait_success": success,
+        "curves": curves,
+    }
 
 
 def _weight(kind: str, returns: Tensor, mask: Tensor) -> Tensor:

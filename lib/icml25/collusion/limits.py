@@ -1,0 +1,154 @@
+"""Where each element falls: certified shares, the infinite limit, earlier bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from icml25.collusion.certificates import Certificate
+from icml25.collusion.tables import Tables
+
+__all__ = [
+    "certified_share",
+    "cracking_share",
+    "explaining_eps",
+    "hardt_bound",
+    "limit_success",
+]
+
+
+def certified_share(
+    law: Tables,
+    certificate: Callable[[Tables], Certificate],
+    *,
+    population_size: int,
+    num_points: int = 400,
+) -> Tensor:
+    """The share n/N from which each element is certified, if members mirror a law.
+
+    The root of the margin in n/N with the law's probabilities as frequencies.
+
+    Args:
+        law: probabilities (K, Y).
+        certificate: tables of the members -> certificate.
+        population_size: N.
+        num_points: shares, even in the logarithm, that bracket the root.
+
+    Returns:
+        (K,); infinite where no share below one certifies the element.
+
+    Example:
+        >>> from functools import partial
+        >>> certify = partial(planting_certificate, population_size=10**6,
+        ...                   test_size=10**5, target=3)
+        >>> shares = certified_share(car_law(car_signal()), certify,
+        ...                          population_size=10**6)
+    """
+
+    def margin(shares: Tensor) -> Tensor:
+        return certificate(law * (shares * population_size)).margin
+
+    low = math.log(1 / population_size)
+    shares = torch.linspace(low, 0, num_points + 1, dtype=torch.float64).exp()[:-1]
+    positive = margin(shares) > 0  # (P, K)
+    first = positive.int().argmax(0)  # first True, or 0 where there is none
+    low, high = shares[(first - 1).clamp(min=0)], shares[first]
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_positive = margin(middle).diagonal() > 0  # element k at its own share
+        low = torch.where(is_positive, low, middle)
+        high = torch.where(is_positive, middle, high)
+    return high.masked_fill(~positive.any(0), math.inf)
+
+
+def cracking_share(
+    law: Tables,
+    *,
+    target: int | None = None,
+    avoid: int | None = None,
+    features_only: bool = False,
+) -> Tensor:
+    r"""The share of members from which each element falls, in an infinite population.
+
+    :math:`\alpha_x = t/(1+t)` with :math:`t = \Delta_x / q_x`: the resistance over the
+    push.
+
+    Args:
+        law: probabilities (K, Y).
+        target: the planted label, or
+        avoid: the label to move away from (members write the second label).
+        features_only: as in ``planting_certificate``; only with ``target``.
+
+    Returns:
+        (K,): 0 where the label wins without any member, 1 where no share helps.
+
+    Raises:
+        ValueError: not exactly one of ``target`` and ``avoid``, or ``features_only``
+            without ``target``.
+    """
+    if (target is None) == (avoid is None) or (features_only and target is None):
+        raise ValueError(
+            f"target={target}, avoid={avoid}, features_only={features_only}: give one "
+            "of target and avoid; features_only goes with target"
+        )
+    label = avoid if target is None else target
+    rest = law.inside.clone()
+    rest[..., label] = -math.inf
+    resistance = rest.amax(-1) - law.inside[..., label]
+    if target is None:
+        resistance = -resistance
+    push = law.mapped[..., target] if features_only else law.mapped.sum(-1)
+    share = resistance / (resistance + push)
+    return torch.where(resistance > 0, share, torch.zeros_like(share))
+
+
+def limit_success(law: Tables, shares: Tensor, cracking: Tensor) -> Tensor:
+    """The staircase: mass of the elements that fall below each share, (P,)."""
+    return ((shares[:, None] > cracking) * law.mapped.sum(-1)).sum(-1)
+
+
+def hardt_bound(
+    law: Tables, shares: Tensor, *, target: int, features_only: bool = False
+) -> Tensor:
+    r"""The bound of Hardt et al. (2023) for an optimal classifier, one per share.
+
+    :math:`1 - \frac{1-\alpha}{\alpha}\Delta\xi` with features and labels,
+    :math:`1 - \frac{1-p}{p\alpha}\xi` with features only, where :math:`\xi` is the
+    mass of the signal set, :math:`\Delta` the largest lead of a rival given the element
+    and :math:`p` the smallest probability of the target given the element, before or
+    after g. (Theirs is the smallest over all features, which is no larger.)
+    """
+    xi = law.inside.sum()
+    conditional = law.inside / law.inside.sum(-1, keepdim=True)
+    if features_only:
+        after = law.mapped[..., target] / law.mapped.sum(-1)
+        p = torch.minimum(conditional[..., target], after).min()
+        return 1 - (1 - p) / (p * shares) * xi
+    rivals = conditional.clone()
+    rivals[..., target] = -math.inf
+    lead = (rivals.amax(-1) - conditional[..., target]).max()
+    return 1 - (1 - shares) / shares * lead * xi
+
+
+def explaining_eps(table: Tensor, prediction: Tensor, *, size: Tensor | int) -> Tensor:
+    r"""The smallest eps that makes a trained platform eps-suboptimal, in hindsight.
+
+    Under contamination :math:`(1-\epsilon)P + \epsilon Q` the mass of Q must make up,
+    at every element, for what the predicted label lacks:
+    :math:`\epsilon/(1-\epsilon) = \sum_x (\max_y P(x,y) - P(x, f(x)))`.
+
+    Args:
+        table: training counts on the signal set, (..., K, Y).
+        prediction: the platform's labels, (..., K).
+        size: number of all training rows.
+
+    Returns:
+        eps, (...).
+    """
+    rate = table / size
+    lack = rate.amax(-1) - rate.gather(-1, prediction[..., None]).squeeze(-1)
+    total = lack.sum(-1)
+    return total / (1 + total)

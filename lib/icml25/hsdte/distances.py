@@ -1,0 +1,302 @@
+"""Distances between points kept as expansions: two by two, and by common ancestors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from icml25.hsdte.expansion import MAX_TERMS, Expansion
+from icml25.hsdte.trees import RootedTree
+
+__all__ = [
+    "AncestorViews",
+    "deficit",
+    "distance_to_prototypes",
+    "pairwise_distance",
+    "poincare_distance",
+    "tree_blocks",
+    "tree_pairwise_distance",
+]
+
+
+def deficit(x: Expansion) -> Tensor:
+    r""":math:`m(x) = 1 - |x|^2`, subtracted in expansions and then rounded.
+
+    Args:
+        x: ``(..., d)`` points of the unit ball.
+
+    Returns:
+        ``(...)`` float64, positive as long as the points have bits to spare.
+    """
+    return (1 - x.dot(x)).to_float(torch.float64)
+
+
+def _distance(square: Tensor, m_x: Tensor, m_y: Tensor) -> Tensor:
+    """``2 arsinh sqrt(|x-y|^2 / (m(x) m(y)))``: accurate for small and large values.
+
+    The two divisions come one after the other: their product may underflow.
+    """
+    t = square / m_x / m_y
+    # The root's slope is infinite at 0, where the distance has no derivative: use 0.
+    return torch.where(t > 0, 2 * t.clamp_min(1e-300).sqrt().asinh(), t)
+
+
+def _twice_arsinh_root(q: Tensor) -> Tensor:
+    """``2 arsinh sqrt(q)`` from fast operations; full accuracy down to ``q = 0``."""
+    tail = q / ((1 + q).sqrt_() + 1)
+    return tail.add_(q.sqrt()).log1p_().mul_(2)
+
+
+def _guarded(x: Expansion, guard: int) -> Expansion:
+    return x.with_terms(min(x.terms + guard, MAX_TERMS[x.dtype] + 1))
+
+
+def poincare_distance(x: Expansion, y: Expansion, *, guard: int = 1) -> Tensor:
+    r"""Hyperbolic distance of points of the unit ball, ``hsdte-eq-distance``.
+
+    :math:`d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (m(x)\,m(y))}`
+
+    Args:
+        x, y: ``(..., d)``, broadcastable.
+        guard: components more than stored that the subtractions use. One makes the
+            distance *of the stored points* right to :math:`10^{-14}`; with none the
+            error is of the order :math:`e^{R - R_{\max}}`, that of the points
+            themselves.
+
+    Returns:
+        ``(...)`` float64. Differentiable where the points differ.
+    """
+    x, y = _guarded(x, guard), _guarded(y, guard)
+    difference = (x - y).to_float(torch.float64)
+    return _distance(difference.square().sum(-1), deficit(x), deficit(y))
+
+
+def pairwise_distance(
+    points: Expansion, *, guard: int = 0, max_elements: int = 1 << 21
+) -> Tensor:
+    """All distances the direct way: ``n^2 d`` subtractions of expansions.
+
+    Args:
+        points: ``(n, d)``.
+        guard: as in :func:`poincare_distance`.
+        max_elements: coordinates of differences held at one time.
+
+    Returns:
+        ``(n, n)`` float64, zero on the diagonal.
+    """
+    points = _guarded(points, guard)
+    size, dim = points.shape
+    m = deficit(points)
+    rows = max(1, max_elements // max(1, size * dim))
+    out = []
+    for i in range(0, size, rows):
+        difference = (points[i : i + rows, None] - points).to_float(torch.float64)
+        square = difference.square().sum(-1)  # (rows, n, d) -> (rows, n)
+        out.append(_distance(square, m[i : i + rows, None], m))
+    return torch.cat(out)
+
+
+def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
+    """Distances from ordinary points, such as a network's outputs, to embedded nodes.
+
+    Args:
+        z: ``(B, d)`` points of the open unit ball, any floating dtype; differentiable.
+        points: ``(C, d)`` prototypes, such as the leaves of an embedded tree; fixed.
+
+    Returns:
+        ``(B, C)`` float64.
+
+    Raises:
+        ValueError: the dimensions differ, or a point of ``z`` is not inside the ball.
+
+    Example:
+        >>> origin = Expansion(torch.zeros(1, 1, 2, dtype=torch.float64))
+        >>> z = torch.tensor([[0.5, 0.0]]).double()
+        >>> round(float(distance_to_prototypes(z, origin)), 4)  # 2 artanh(1/2) = ln 3
+        1.0986
+    """
+    if z.ndim != 2 or len(points.shape) != 2 or z.shape[1] != points.shape[1]:
+        raise ValueError(
+            f"z has shape {tuple(z.shape)}, points {tuple(points.shape)}: give (B, d) "
+            "and (C, d)"
+        )
+    x = Expansion.from_float(z.to(points.dtype), max(points.terms, 2))
+    m = deficit(x)
+    if not bool((m > 0).all()):
+        raise ValueError("z has points on or outside the unit sphere (or NaN)")
+    difference = (x[:, None] - points).to_float(torch.float64)
+    square = difference.square().sum(-1)  # (B, C, d) -> (B, C)
+    return _distance(square, m[:, None], deficit(points))
+
+
+class AncestorViews:
+    """The tree as each ancestor sees it: descendants' directions and distances.
+
+    The inversion that swaps ``v`` and the origin,
+    ``sigma(x) = a + rho^2 (x - a) / |x - a|^2`` with ``a = v/|v|^2`` and
+    ``rho^2 = 1/|v|^2 - 1``, is an isometry. Only ``x - a`` needs expansions: the
+    deficit of the image is the product ``rho^2 m(x) / |x - a|^2``.
+    """
+
+    def __init__(self, tree: RootedTree, points: Expansion) -> None:
+        self.tree = tree
+        self.points = points
+        self.m = deficit(points)
+        inner = torch.nonzero(tree.num_children > 0).flatten()[1:].to(points.device)
+        self.row = torch.full((len(tree),), -1, device=points.device)
+        self.row[inner] = torch.arange(len(inner), device=points.device)
+        v = points[inner]
+        inverse = v.dot(v).reciprocal()
+        self.center = v * inverse[:, None]
+        self.center_float = self.center.to_float(torch.float64)
+        self.rho2 = (inverse - 1).to_float(torch.float64)
+
+    def __call__(self, ancestor: Tensor | None, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances ``(k,)`` and directions ``(k, d)`` of nodes; None is the root."""
+        x, m = self.points[nodes], self.m[nodes]
+        if ancestor is None:
+            y = x.to_float(torch.float64)
+        else:
+            row = self.row[ancestor]
+            away = (x - self.center[row]).to_float(torch.float64)
+            factor = self.rho2[row] / away.square().sum(-1)
+            y = self.center_float[row] + factor[:, None] * away
+            m = factor * m
+        norm2 = y.square().sum(-1)
+        return 2 * (norm2 / m).sqrt().asinh(), y / norm2.sqrt()[:, None]
+
+    def edge_lengths(self) -> Tensor:
+        """``(n,)`` embedded length of the edge to the parent; 0 for the root."""
+        device = self.points.device
+        length = torch.zeros(len(self.tree), dtype=torch.float64, device=device)
+        nodes = torch.arange(len(self.tree), device=device)
+        for depth, level in enumerate(self.tree.levels[1:3], 1):
+            # Level 1 hangs on the root, which has no inversion; all others are alike.
+            rest = slice(level.start, level.stop if depth == 1 else len(self.tree))
+            parent = self.tree.parent[rest].to(device) if depth > 1 else None
+            length[rest] = self(parent, nodes[rest])[0]
+        return length
+
+
+def tree_blocks(
+    views: AncestorViews, *, max_elements: int = 1 << 17
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    r"""All distances of an embedded tree, block by block, by lowest common ancestor.
+
+    Nodes below different children of ``a`` are seen from ``a`` at distances
+    :math:`r_1, r_2` in directions :math:`u_1, u_2` that are far apart, so nothing
+    cancels: :math:`\sinh^2\frac D2 = \sinh^2\frac{r_1-r_2}2 + \sinh r_1\sinh r_2\,c`,
+    :math:`c = (1-u_1\cdot u_2)/2`.
+
+    Args:
+        views: the embedded tree.
+        max_elements: pairs in one block.
+
+    Yields:
+        ``(rows, columns, D, T)``: places in depth-first order as slices, the block of
+        hyperbolic distances and that of path lengths. Every unordered pair of nodes
+        stands in exactly one block.
+
+    Notes:
+        ``n * depth`` expansions instead of ``n^2``; the memory of a level is ``n d``.
+    """
+    tree = views.tree
+    device = views.points.device
+    place, size = tree.depth_first, tree.subtree_size
+    node_at = torch.argsort(place)
+    height = tree.height[node_at].to(device)
+    starts, sizes = place.tolist(), size.tolist()
+    children = tree.num_children.tolist()
+    first_child = [1, *(1 + torch.cumsum(tree.num_children, 0)).tolist()]
+    for depth, level in enumerate(tree.levels):
+        inner = torch.arange(level.start, level.stop)[tree.num_children[level] > 0]
+        if not len(inner):
+            continue
+        count = size[inner] - 1
+        ancestor = torch.repeat_interleave(inner, count)
+        ends = torch.cumsum(count, 0)
+        offset = torch.arange(int(ends[-1])) - torch.repeat_interleave(
+            ends - count, count
+        )
+        nodes = node_at[torch.repeat_interleave(place[inner] + 1, count) + offset]
+        seen_from = ancestor.to(device) if depth else None
+        radius, unit = views(seen_from, nodes.to(device))
+        # cosh D = cosh r1 cosh r2 - sinh r1 sinh r2 (u1.u2), in a form that keeps small
+        # distances: both terms of sinh^2(D/2) are products of a row's and a column's.
+        grow = (radius / 2).exp()
+        left, right = (
+            torch.stack([grow, -1 / grow], 1),
+            torch.stack([1 / grow, grow], 1),
+        )
+        sinh = radius.sinh()[:, None]
+        ray = torch.cat([sinh, sinh * unit], 1)
+        sign = torch.tensor([1.0] + [-1.0] * unit.shape[1], device=device).double()
+        for a, end in zip(inner.tolist(), ends.tolist(), strict=True):
+            begin, stop = starts[a], starts[a] + sizes[a]
+            shift = end - (stop - begin - 1) - (begin + 1)  # place -> row of radius
+            here = height[begin]
+            yield (
+                slice(begin, begin + 1),
+                slice(begin + 1, stop),
+                radius[None, begin + 1 + shift : stop + shift],
+                (height[begin + 1 : stop] - here)[None],
+            )
+            last = first_child[a] + children[a]
+            for rows, cols in _rectangles(
+                starts[first_child[a] : last],
+                sizes[first_child[a] : last],
+                stop,
+                max_elements,
+            ):
+                i = slice(rows.start + shift, rows.stop + shift)
+                j = slice(cols.start + shift, cols.stop + shift)
+                half = left[i] @ right[j].T  # 2 sinh((r1 - r2) / 2)
+                square = torch.addmm(
+                    half.square_(), ray[i] * sign, ray[j].T, beta=0.25, alpha=0.5
+                )
+                path = height[rows, None] + height[cols] - 2 * here
+                yield rows, cols, _twice_arsinh_root(square.clamp_min_(0)), path
+
+
+def _rectangles(
+    starts: list[int], sizes: list[int], stop: int, max_elements: int
+) -> Iterator[tuple[slice, slice]]:
+    """Pairs below different children, as rectangles; runs of leaves are halved."""
+    i = 0
+    while i < len(starts):
+        j = i + 1
+        while j < len(starts) and sizes[i] == 1 and sizes[j] == 1:
+            j += 1
+        begin, end = starts[i], starts[j - 1] + sizes[j - 1]
+        if j > i + 1:
+            yield from _triangle(begin, end, max_elements)
+        if end < stop:
+            step = max(1, max_elements // (stop - end))
+            for row in range(begin, end, step):
+                yield slice(row, min(row + step, end)), slice(end, stop)
+        i = j
+
+
+def _triangle(begin: int, end: int, max_elements: int) -> Iterator[tuple[slice, slice]]:
+    """The pairs of a run of leaves: halves against each other, then within each."""
+    if end - begin < 2:
+        return
+    middle = (begin + end) // 2
+    step = max(1, max_elements // (end - middle))
+    for row in range(begin, middle, step):
+        yield slice(row, min(row + step, middle)), slice(middle, end)
+    yield from _triangle(begin, middle, max_elements)
+    yield from _triangle(middle, end, max_elements)
+
+
+def tree_pairwise_distance(tree: RootedTree, points: Expansion) -> Tensor:
+    """All distances by :func:`tree_blocks`, as ``(n, n)`` in the tree's numbering."""
+    size = len(tree)
+    out = torch.zeros(size, size, dtype=torch.float64, device=points.device)
+    for rows, cols, distance, _ in tree_blocks(AncestorViews(tree, points)):
+        out[rows, cols] = distance
+    out = out + out.T
+    place = tree.depth_first.to(points.device)
+    return out[place[:, None], place]

@@ -1,0 +1,292 @@
+"""The construction: a tree in the Poincare ball, level by level from the root."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from icml25.hsdte.arithmetic import BITS, MAX_TERMS
+from icml25.hsdte.distances import AncestorViews, tree_pairwise_distance
+from icml25.hsdte.expansion import Expansion, max_radius
+from icml25.hsdte.metrics import Distortion, tree_distortion
+from icml25.hsdte.sphere import direction_table
+from icml25.hsdte.trees import RootedTree
+
+__all__ = ["TreeEmbedding", "embed_tree", "max_scale", "terms_for"]
+
+#: Reflections whose product turns a node's directions at random.
+_TWIST_REFLECTIONS = 8
+
+
+@dataclass(frozen=True)
+class TreeEmbedding:
+    """An embedded tree.
+
+    Attributes:
+        tree: the tree, ``n`` nodes.
+        points: ``(n, d)`` expansions in the unit ball, in the tree's numbering.
+        tau: scale: an edge of length ``w`` is ``tau * w`` long in the ball.
+    """
+
+    tree: RootedTree
+    points: Expansion
+    tau: float
+
+    @property
+    def radius(self) -> float:
+        """Distance of the farthest node from the origin, in nats."""
+        return self.tau * self.tree.eccentricity
+
+    def distances(self) -> Tensor:
+        """``(n, n)`` hyperbolic distances, by lowest common ancestors."""
+        return tree_pairwise_distance(self.tree, self.points)
+
+    def report(self) -> Distortion:
+        """Distortion against the tree's own distances, streamed."""
+        return tree_distortion(self.tree, self.points, self.tau)
+
+    def edge_errors(self) -> Tensor:
+        r"""``(n - 1,)`` nats by which each edge misses :math:`\tau w`."""
+        length = AncestorViews(self.tree, self.points).edge_lengths()
+        return length[1:] - self.tau * self.tree.weight[1:].to(length.device)
+
+
+def max_scale(
+    tree: RootedTree,
+    terms: int,
+    dtype: torch.dtype = torch.float64,
+    *,
+    margin: float = 3.0,
+) -> float:
+    r"""The largest safe scale, :math:`(R_{\max} - \mu)` over the tree's eccentricity.
+
+    Args:
+        tree: hang it up at its centre first (:meth:`RootedTree.recentered`).
+        terms: components :math:`t`.
+        dtype: of the components.
+        margin: :math:`\mu`; edges then come out right to about :math:`e^{-\mu}` nats.
+
+    Returns:
+        The scale; 1 for a single node.
+    """
+    if len(tree) == 1:
+        return 1.0
+    return (max_radius(terms, dtype) - margin) / tree.eccentricity
+
+
+def terms_for(radius: float, dtype: torch.dtype, margin: float = 1.0) -> int:
+    """Components that reach a hyperbolic radius with ``margin`` nats to spare."""
+    return max(1, math.ceil(((radius + margin) / math.log(2) - 1) / BITS[dtype]))
+
+
+def embed_tree(
+    tree: RootedTree,
+    dim: int,
+    *,
+    tau: float | None = None,
+    terms: int = 1,
+    dtype: torch.dtype = torch.float64,
+    points: str | Mapping[int, Tensor] = "auto",
+    twist: bool = True,
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+    product: str = "dekker",
+    strict: bool = True,
+) -> TreeEmbedding:
+    r"""Embed a tree in the ``dim``-dimensional Poincare ball.
+
+    The root is at the origin. For every other inner node ``v`` the inversion that swaps
+    ``v`` and the origin shows where the parent is; the unit vectors of ``v`` are turned
+    so that the first points there; the others, times :math:`\tanh(\tau w/2)`, are the
+    children, and the same inversion carries them back. All nodes of a level are done
+    at once.
+
+    Args:
+        tree: the tree.
+        dim: dimension :math:`d \ge 2`.
+        tau: scale :math:`\tau > 0`; default: :func:`max_scale`.
+        terms: components of each coordinate, :math:`t`, 1 to 8.
+        dtype: of the components, float64 or float32.
+        points: method of :func:`~icml25.hsdte.sphere_points` (the paper's is
+            ``"mam"``; the default is the best known), or a table of unit vectors by
+            degree, row 0 towards the parent.
+        twist: turn the directions of each node by its own random rotation before they
+            are aligned. It changes no edge and no angle at a node, and keeps paths from
+            curling up. Our addition; the paper's construction has none.
+        generator: for directions that are searched, and for the twist.
+        device: where the points are built.
+        product: ``"dekker"``, or ``"fma"`` where the self-test
+            ``arithmetic.product_is_exact`` allows it.
+        strict: refuse scales that the components cannot hold. False shows what happens.
+
+    Returns:
+        The embedding.
+
+    Raises:
+        ValueError: ``dim`` < 2, ``tau`` not positive, or so large that the components
+            run out of bits (the text names the limit and the components that would do);
+            a degree that the method has no directions for.
+
+    Notes:
+        Edges come out as :math:`\tau w` up to about :math:`e^{R - R_{\max}}` nats.
+
+    Example:
+        >>> tree = RootedTree.balanced(3, 4)
+        >>> embedded = embed_tree(tree, 5, tau=12.0, terms=2, twist=False)
+        >>> round(embedded.report().d_max, 5)
+        0.02834
+    """
+    tau = _check(tree, dim, tau, terms, dtype, strict)
+    x = torch.zeros(terms, len(tree), dim, dtype=dtype, device=device)
+    if isinstance(points, str):
+        points = direction_table(tree.degree.tolist(), dim, points, generator=generator)
+    offset, table = _flatten(tree, points, dim, device)
+    radius = _radii(tree.weight, tau, terms, dtype, device)
+    for depth, level in enumerate(tree.levels[1:], 1):
+        parent = tree.parent[level]
+        inner, owner = torch.unique_consecutive(parent, return_inverse=True)
+        row = offset[tree.degree[parent]] + tree.rank[level] + (depth > 1)
+        unit = table[row.to(device)]
+        r = radius[level.start : level.stop]
+        if depth == 1:
+            x[:, level] = _on_sphere(unit, r, product).components
+            continue
+        above = tree.parent[inner].to(device)
+        first = table[offset[tree.degree[inner]].to(device)]
+        inner, owner = inner.to(device), owner.to(device)
+        if twist:
+            shape = (len(inner), _TWIST_REFLECTIONS, dim)
+            normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+            first, unit = _twisted(first, unit, normal.to(device), owner)
+        v = Expansion(x[:, inner], product=product)
+        inverse = v.dot(v).reciprocal()
+        center, rho2 = v * inverse[:, None], inverse - 1
+        up = _direction(Expansion(x[:, above]), center, rho2)
+        unit = _aligned(unit, first, up, owner)
+        z = _on_sphere(unit, r, product)
+        x[:, level] = _invert(z, center[owner], rho2[owner]).components
+    return TreeEmbedding(tree, Expansion(x, product=product), tau)
+
+
+def _check(
+    tree: RootedTree,
+    dim: int,
+    tau: float | None,
+    terms: int,
+    dtype: torch.dtype,
+    strict: bool,
+) -> float:
+    if dim < 2:
+        raise ValueError(f"dim={dim}: at least 2 are needed (a line holds only paths)")
+    limit = max_radius(terms, dtype)
+    if tau is None:
+        return max_scale(tree, terms, dtype)
+    if not (math.isfinite(tau) and tau > 0):
+        raise ValueError(f"tau={tau}: give a positive, finite scale")
+    radius = tau * tree.eccentricity
+    if strict and radius > limit - 1:
+        needed = terms_for(radius, dtype)
+        name = str(dtype).removeprefix("torch.")
+        cure = (
+            f"terms={needed} would do"
+            if needed <= MAX_TERMS[dtype]
+            else "no terms will do"
+        )
+        raise ValueError(
+            f"tau={tau:g} puts nodes at radius R = {radius:.1f}, but terms={terms} of "
+            f"{name} reach R_max = {limit:.1f} (and need a margin of 1); {cure}, or "
+            f"tau <= {(limit - 1) / tree.eccentricity:.4g}"
+        )
+    return float(tau)
+
+
+def _flatten(
+    tree: RootedTree,
+    points: Mapping[int, Tensor],
+    dim: int,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """One table of all unit vectors, and where each degree's begin in it."""
+    degrees = sorted(set(tree.degree.tolist()) - {0})
+    offset = torch.zeros(max(degrees, default=0) + 1, dtype=torch.int64)
+    rows, total = [torch.zeros(0, dim, dtype=torch.float64)], 0
+    for degree in degrees:
+        given = points.get(degree)
+        if given is None or given.shape != (degree, dim):
+            shape = None if given is None else tuple(given.shape)
+            raise ValueError(
+                f"points[{degree}] has shape {shape}; the tree needs ({degree}, {dim})"
+            )
+        offset[degree] = total
+        total += degree
+        rows.append(given.double())
+    return offset, torch.cat(rows).to(device)
+
+
+def _radii(
+    weight: Tensor,
+    tau: float,
+    terms: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Expansion:
+    """``tanh(tau w / 2)`` for every node; one evaluation for each distinct length."""
+    import mpmath
+
+    distinct, place = torch.unique(weight, return_inverse=True)
+    with mpmath.workprec(terms * BITS[dtype] + 200):
+        half = mpmath.mpf(tau) / 2
+        values = [mpmath.tanh(half * w) for w in distinct.tolist()]
+        table = Expansion.from_mpmath(values, terms, dtype=dtype, device=device)
+    return table[place.to(device)]
+
+
+def _on_sphere(unit: Tensor, radius: Expansion, product: str) -> Expansion:
+    """``(k, d)`` points in the given directions at *exactly* the given radius.
+
+    A direction may be wrong by 1e-16, a norm may not: it is divided out in expansions.
+    """
+    u = Expansion(unit.to(radius.dtype)[None], product=product)
+    wide = u.with_terms(radius.terms)
+    return (radius * wide.dot(u).rsqrt())[:, None] * u
+
+
+def _invert(z: Expansion, center: Expansion, rho2: Expansion) -> Expansion:
+    """``sigma(z) = a + rho^2 (z - a) / |z - a|^2``."""
+    away = z - center
+    factor = rho2 * away.dot(away).reciprocal()
+    return center + away * factor[:, None]
+
+
+def _direction(x: Expansion, center: Expansion, rho2: Expansion) -> Tensor:
+    """Unit vector towards ``sigma(x)``; after ``x - a`` ordinary floats are enough."""
+    away = (x - center).to_float(torch.float64)
+    factor = rho2.to_float(torch.float64) / away.square().sum(-1)
+    image = center.to_float(torch.float64) + factor[:, None] * away
+    return image / image.norm(dim=-1, keepdim=True)
+
+
+def _reflect(x: Tensor, normal: Tensor) -> Tensor:
+    """Householder: ``x - 2 (x.n) n / |n|^2``; the identity where n is noise."""
+    square = normal.square().sum(-1, keepdim=True)
+    scale = 2 * (x * normal).sum(-1, keepdim=True) / square
+    return x - torch.where(square > 1e-24, scale, 0.0) * normal
+
+
+def _aligned(unit: Tensor, first: Tensor, up: Tensor, owner: Tensor) -> Tensor:
+    """Reflect each node's directions so that its first one points up to the parent."""
+    return _reflect(unit, (up - first)[owner])
+
+
+def _twisted(
+    first: Tensor, unit: Tensor, normal: Tensor, owner: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Apply each node's own random orthogonal matrix, a product of reflections."""
+    for k in range(normal.shape[1]):
+        first = _reflect(first, normal[:, k])
+        unit = _reflect(unit, normal[owner, k])
+    return first, unit
