@@ -123,6 +123,13 @@ def test_region_map_is_built_once_per_shape():
     assert region_map(3, 5) is region_map(3, 5)
 
 
+def test_the_cached_region_map_is_real_whatever_built_it_first():
+    region_map.cache_clear()
+    with torch.device("meta"):
+        region_map(2, 3)
+    assert region_map(2, 3).device.type == "cpu"
+
+
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
 def test_router_keeps_the_smallest_prefix_above_top_p(top_p):
     torch.manual_seed(0)
@@ -308,6 +315,21 @@ def test_only_true_removal_makes_channels_independent(mask, apart):
     assert (gap == 0) == apart
 
 
+def test_the_k_nearest_step_ranks_whole_rows_whatever_is_closed():
+    """So with alpha above 0 a temporal filter's channels are not quite independent."""
+    torch.manual_seed(8)
+    for alpha in (0.0, 0.3):
+        layer = GraphFilter(3, 4, 8, filter=("T",), mask="minus_inf", alpha=alpha)
+        h = torch.randn(16, 12, 8).mul_(3)
+        other = h.clone()
+        other[:, 4:8] = torch.randn(16, 4, 8)
+        moved = (layer(h)[0] - layer(other)[0])[:, :4].abs().max().item()
+        assert (moved > 0) == (alpha > 0)
+        weights = layer.weights(other).weights
+        closed = region_map(3, 4).expand_as(weights) % 2 == 0
+        assert not weights[closed].any()
+
+
 def test_released_router_gets_no_gradient_from_the_forecast():
     torch.manual_seed(9)
     sizes = {"patch_len": 6, "dim": 8, "dim_ff": 8, "num_layers": 1}
@@ -432,9 +454,10 @@ def test_statistics_come_from_training_rows_only():
 
 def test_a_constant_training_channel_is_centred_not_scaled():
     values = torch.randn(100, 2)
-    values[:, 1] = 7.0
+    values[:, 1] = 0.1  # its mean over 70 rows is another float
     split = chronological_split(Series(values, ("a", "b")), lookback=4, horizon=2)
-    assert torch.isfinite(split.train).all() and not split.train[:, 1].any()
+    assert torch.isfinite(split.train).all() and split.std[1] == 1
+    assert (split.train[:, 1].abs() < 1e-6).all()
 
 
 def test_a_follower_repeats_its_leader():
@@ -558,6 +581,11 @@ SIZES = {"channels": 3, "lookback": 24, "horizon": 8, "patch_len": 6, "dim": 8}
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"channels": 0}, "channels=0"),
         ({"horizon": 0}, "horizon=0"),
+        ({"dim": 0}, "dim=0: allowed is a whole number from 1"),
+        ({"dim_ff": -1}, "dim_ff=-1"),
+        ({"num_heads": 0}, "num_heads=0"),
+        ({"lookback": 0}, "lookback=0"),
+        ({"patch_len": 6.0}, "patch_len=6.0: allowed is a whole number"),
         ({"filter": ("S", "X")}, "'X' is no region"),
         ({"filter": "rooted"}, "'rooted' is no region"),
         ({"mask": "none"}, "mask='none': allowed are zero, minus_inf"),
@@ -576,9 +604,20 @@ def test_input_shape_and_finiteness_are_checked():
     with pytest.raises(ValueError, match=r"shape \(2, 23, 3\).*lookback=24"):
         model(torch.randn(2, 23, 3))
     x = torch.randn(2, 24, 3)
+    with pytest.raises(ValueError, match=r"x holds torch.int64; a floating"):
+        model(torch.ones(2, 24, 3, dtype=torch.int64))
     x[0, 3, 1] = float("nan")
-    with pytest.raises(ValueError, match=r"channel \[1\] holds NaN"):
-        model(x)
+    for mode in (model.eval(), model.train()):
+        with pytest.raises(ValueError, match=r"channel \[1\] holds NaN"):
+            mode(x)
+
+
+@pytest.mark.parametrize("kind", [DLinear, NLinear, RLinear])
+def test_linear_models_name_what_is_wrong(kind):
+    with pytest.raises(ValueError, match="horizon=0: allowed is a whole number"):
+        kind(24, 0)
+    with pytest.raises(ValueError, match=r"shape \(2, 23, 3\).*lookback=24"):
+        kind(24, 8)(torch.randn(2, 23, 3))
 
 
 def test_series_errors_name_channel_part_and_set(monkeypatch):
@@ -599,5 +638,11 @@ def test_series_errors_name_channel_part_and_set(monkeypatch):
         benchmark("Traffic")
     with pytest.raises(ValueError, match="lags=.*at least 1"):
         lead_lag(Series(values, ("a", "b")), leaders=(0,), lags=(0,))
+    with pytest.raises(ValueError, match=r"lags=\(100,\).*only 100 rows"):
+        lead_lag(Series(values, ("a", "b")), leaders=(0,), lags=(100,))
+    with pytest.raises(ValueError, match="channel 2: the series has 0 to 1"):
+        lead_lag(Series(values, ("a", "b")), leaders=(2,), lags=(1,))
+    with pytest.raises(ValueError, match=r"shape \(100,\); \(rows, channels\)"):
+        chronological_split(Series(torch.randn(100), ("a",)), lookback=4, horizon=2)
     with pytest.raises(ValueError, match="model 'U'.*neither a region"):
         build("U", Config(), 3)

@@ -34,7 +34,8 @@ SMALL = Config(
     lr=1e-3,
     batch_size=64,
     epochs=5,
-    mask="minus_inf",  # so that "T" alone really keeps channels apart
+    # No weight on closed edges; but `alpha` ranks whole rows, closed edges included.
+    mask="minus_inf",
 )
 AIRPORTS = replace(
     SMALL,
@@ -100,6 +101,11 @@ def load_lead_lag(config: Config) -> Split:
     else:
         series = benchmark(config.data)
         names = "HUFL", "MUFL", "LUFL", "LULL", "OT"
+    if missing := [name for name in names if name not in series.names]:
+        raise ValueError(
+            f"data={config.data!r} has no channel {missing[0]!r}; lead-lag data is "
+            "made from airports, ETTh1 or ETTh2"
+        )
     first, second, *others = (series.names.index(name) for name in names)
     made = lead_lag(series, leaders=(first, second), lags=(24, 48), others=others)
     return _split(made, config)

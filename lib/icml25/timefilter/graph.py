@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -40,10 +41,9 @@ def region_map(channels: int, patches: int) -> Tensor:
         >>> region_map(2, 2)[0].tolist()
         [3, 1, 0, 2]
     """
-    for name, value in (("channels", channels), ("patches", patches)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: at least 1 is needed")
-    token = torch.arange(channels * patches)
+    check_counts(channels=channels, patches=patches)
+    # On the CPU whatever the caller's default: the cache outlives its context.
+    token = torch.arange(channels * patches, device="cpu")
     same_channel = (token // patches)[:, None] == token // patches
     same_patch = (token % patches)[:, None] == token % patches
     both = same_channel & same_patch
@@ -186,7 +186,9 @@ class GraphFilter(nn.Module):
             ``()`` leaves each token its own score.
         mask: ``"zero"`` multiplies removed scores by zero before the softmax, as
             released (a removed edge keeps weight :math:`e^0/Z`); ``"minus_inf"``
-            removes it (the self edge always stays).
+            removes it (the self edge always stays). The k-nearest step ranks the
+            whole row first: with ``alpha`` above 0, which open edges survive it still
+            depends on the scores of closed ones.
         router: ``"released"`` or ``"repaired"``, see :class:`RegionRouter`.
         dropout: share of the weights dropped in training.
 
@@ -217,7 +219,8 @@ class GraphFilter(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        tokens = region_map(channels, patches).shape[0]
+        check_counts(channels=channels, patches=patches, dim=dim, num_heads=num_heads)
+        tokens = channels * patches
         if dim % num_heads:
             raise ValueError(f"dim={dim} is not a multiple of num_heads={num_heads}")
         _check_range("alpha", alpha, 0 <= alpha < 1, "at least 0 and below 1")
@@ -241,7 +244,8 @@ class GraphFilter(nn.Module):
         self, h: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Routing | None]:
         """Filter tokens ``(B, L, d)``; returns the same shape and the routing."""
-        left, right, values = self._project(h)
+        left, right = self._pairs(h)
+        values = self.value(h).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         batch, heads = left.shape[:2]
         left, right, values = (x.flatten(0, 1) for x in (left, right, values))
         dropout = self.dropout if self.training else 0.0
@@ -276,7 +280,7 @@ class GraphFilter(nn.Module):
 
         ``weights @ values`` is what :meth:`forward` returns.
         """
-        left, right, _ = self._project(h)
+        left, right = self._pairs(h)
         scores = F.gelu(left @ right.mT)
         kept = self._nearest(scores)
         rows = scores * kept
@@ -301,11 +305,10 @@ class GraphFilter(nn.Module):
             ranked = ranked.masked_fill(own, math.inf)
         return ranked > fused.smallest(ranked, self.num_removed)
 
-    def _project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(self, h: Tensor) -> tuple[Tensor, Tensor]:
         # (B, L, d) -> (B, H, L, d/H)
         split = h.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        values = self.value(h).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        return self.left(split), self.right(split), values
+        return self.left(split), self.right(split)
 
     def _fixed_gates(self, rows: Tensor) -> Tensor:
         gates = rows.new_tensor(self.fixed, dtype=rows.dtype)
@@ -325,6 +328,13 @@ def _regions(filter: str | Sequence[str]) -> tuple[str, ...]:
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r}: allowed are {', '.join(choices)}")
+
+
+def check_counts(**counts: int) -> None:
+    """Raise a ValueError that names the first count that is no whole number from 1."""
+    for name, value in counts.items():
+        fits = isinstance(value, Integral) and value >= 1
+        _check_range(name, value, fits, "a whole number from 1")
 
 
 def _check_range(name: str, value: float, fits: bool, allowed: str) -> None:

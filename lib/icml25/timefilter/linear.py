@@ -5,10 +5,25 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from icml25.timefilter.graph import check_counts
 from icml25.timefilter.model import Forecast
 
 
-class NLinear(nn.Module):
+class _Linear(nn.Module):
+    def __init__(self, lookback: int, horizon: int) -> None:
+        super().__init__()
+        check_counts(lookback=lookback, horizon=horizon)
+        self.lookback = lookback
+
+    def _check(self, x: Tensor) -> None:
+        if x.ndim != 3 or x.shape[1] != self.lookback:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; (batch, lookback={self.lookback}, "
+                "channels) is needed"
+            )
+
+
+class NLinear(_Linear):
     """Subtract the last value, map linearly, add it back.
 
     Args:
@@ -20,16 +35,17 @@ class NLinear(nn.Module):
     """
 
     def __init__(self, lookback: int, horizon: int) -> None:
-        super().__init__()
+        super().__init__(lookback, horizon)
         self.map = nn.Linear(lookback, horizon)
 
     def forward(self, x: Tensor) -> Forecast:
         """Windows ``(B, T, C)`` to ``(B, S, C)``."""
+        self._check(x)
         last = x[:, -1:]
         return _forecast(self.map((x - last).mT).mT + last)
 
 
-class DLinear(nn.Module):
+class DLinear(_Linear):
     """A moving average and the rest, each mapped linearly, and summed.
 
     Args:
@@ -42,7 +58,7 @@ class DLinear(nn.Module):
     """
 
     def __init__(self, lookback: int, horizon: int, *, kernel: int = 25) -> None:
-        super().__init__()
+        super().__init__(lookback, horizon)
         if kernel < 1 or kernel % 2 == 0:
             raise ValueError(f"kernel={kernel}: an odd width is needed")
         self.kernel = kernel
@@ -51,6 +67,7 @@ class DLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Forecast:
         """Windows ``(B, T, C)`` to ``(B, S, C)``."""
+        self._check(x)
         series = x.mT
         side = self.kernel // 2
         padded = F.pad(series, (side, side), mode="replicate")
@@ -58,7 +75,7 @@ class DLinear(nn.Module):
         return _forecast((self.trend(trend) + self.rest(series - trend)).mT)
 
 
-class RLinear(nn.Module):
+class RLinear(_Linear):
     """Normalise each window by its own mean and spread, map linearly, undo.
 
     Args:
@@ -70,11 +87,12 @@ class RLinear(nn.Module):
     """
 
     def __init__(self, lookback: int, horizon: int) -> None:
-        super().__init__()
+        super().__init__(lookback, horizon)
         self.map = nn.Linear(lookback, horizon)
 
     def forward(self, x: Tensor) -> Forecast:
         """Windows ``(B, T, C)`` to ``(B, S, C)``."""
+        self._check(x)
         mean = x.mean(1, keepdim=True)
         spread = (x.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt()
         return _forecast(self.map(((x - mean) / spread).mT).mT * spread + mean)

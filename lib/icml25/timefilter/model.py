@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from icml25.timefilter.fused import Dropout
-from icml25.timefilter.graph import GraphFilter, Routing, _check_range
+from icml25.timefilter.graph import GraphFilter, Routing, check_counts
 
 
 class Forecast(NamedTuple):
@@ -124,14 +124,17 @@ class TimeFilter(nn.Module):
         router: str = "released",
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("channels", channels),
-            ("horizon", horizon),
-            ("patch_len", patch_len),
-            ("num_layers", num_layers),
-        ):
-            _check_range(name, value, value >= 1, "a whole number from 1")
-        if lookback < 1 or lookback % patch_len:
+        check_counts(
+            channels=channels,
+            lookback=lookback,
+            horizon=horizon,
+            patch_len=patch_len,
+            dim=dim,
+            dim_ff=dim_ff,
+            num_heads=num_heads,
+            num_layers=num_layers,
+        )
+        if lookback % patch_len:
             raise ValueError(
                 f"lookback={lookback} is not a multiple of patch_len={patch_len}: "
                 "patches would straddle channels"
@@ -175,8 +178,9 @@ class TimeFilter(nn.Module):
             noise: per layer ``(B, H, L, 3)`` draws for the routers (training only).
 
         Raises:
-            ValueError: a wrong shape; in evaluation also a value that is not finite
-                (training checks its series once, before it starts).
+            ValueError: a wrong shape or type, or a value that is not finite. On a GPU
+                finiteness is checked in evaluation only: in training it would stall
+                every step.
         """
         self._check(x)
         mean = x.mean(1, keepdim=True).detach()
@@ -199,7 +203,9 @@ class TimeFilter(nn.Module):
                 f"x has shape {tuple(x.shape)}; (batch, lookback={self.lookback}, "
                 f"channels={self.channels}) is needed"
             )
-        if not self.training:
+        if not x.is_floating_point():
+            raise ValueError(f"x holds {x.dtype}; a floating-point type is needed")
+        if not self.training or x.device.type == "cpu":
             check_finite(x)
 
 

@@ -119,6 +119,12 @@ def lead_lag(
     """
     if len(leaders) != len(lags) or not lags or min(lags) < 1:
         raise ValueError(f"lags={tuple(lags)}: one delay of at least 1 per leader")
+    rows, channels = series.values.shape
+    if max(lags) >= rows:
+        raise ValueError(f"lags={tuple(lags)}: the series has only {rows} rows")
+    for channel in (*leaders, *others):
+        if not 0 <= channel < channels:
+            raise ValueError(f"channel {channel}: the series has 0 to {channels - 1}")
     begin, columns, names = max(lags), [], []
     for leader, lag in zip(leaders, lags, strict=True):
         values = series.values[:, leader]
@@ -183,6 +189,10 @@ def chronological_split(
             one window.
     """
     values = series.values
+    if values.ndim != 2:
+        raise ValueError(
+            f"series.values has shape {tuple(values.shape)}; (rows, channels) is needed"
+        )
     check_finite(values)
     if rows is None:
         train, test = (int(len(values) * share) for share in fractions)
@@ -198,7 +208,9 @@ def chronological_split(
             )
         parts.append(values[begin:end])
     mean, std = parts[0].mean(0), parts[0].std(0, unbiased=False)
-    std = torch.where(std > 0, std, torch.ones_like(std))
+    # Not std == 0: the mean of equal values may differ from them by a rounding.
+    constant = parts[0].amin(0) == parts[0].amax(0)
+    std = torch.where(constant, torch.ones_like(std), std)
     parts = [(part - mean) / std for part in parts]
     return Split(*parts, mean, std, lookback, series.names)
 
