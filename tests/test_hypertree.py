@@ -1032,8 +1032,8 @@ def test_experiments_with_the_model_run():
     first = ex.premise(premise, device=CPU, seed=0)
     (row,) = first["rows"]
     assert row["low"] <= row["auc"] <= row["high"]
-    # One fact in view: the measured 0.9 is 3 standard errors above chance here.
-    assert row["auc"] > 0.6
+    # What is claimed of the model needs more questions than a unit test has time for.
+    assert row["prompt_tokens"] > 16 * 100
     probe = ex.ProbeConfig(facts=(1,), num_train=24, num_test=16)
     result = ex.probe(probe, device=CPU, seed=0)
     json.dumps([first, result])

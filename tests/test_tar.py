@@ -191,6 +191,27 @@ def test_mass_positivity_and_energy(dtype, mobility, step):
         assert energy.diff().min() > -tolerance
 
 
+@pytest.mark.parametrize("mobility", ["upwind", "logmean"])
+def test_energy_never_falls_from_tiny_weights(mobility):
+    # With little entropy, weights far below 1/n that grow again bend R hardest.
+    for seed in range(12):
+        graph, losses = random_graph(seed, n=12), random_losses(seed, 12, scale=3.0)
+        q0 = random_losses(seed + 50, 12) ** (1 + 10 * (seed % 4))
+        flow = tar.weight_flow(
+            losses,
+            graph,
+            beta=(0.02, 0.05, 0.1)[seed % 3],
+            step=30.0,
+            steps=120,
+            q0=q0 / q0.sum(),
+            mobility=mobility,
+            trace=True,
+        )
+        beta = (0.02, 0.05, 0.1)[seed % 3]
+        energy = tar.free_energy(flow.path, losses, beta=beta)
+        assert energy.diff().min() > -1e-12
+
+
 def test_split_upwinding_stalls_below_the_worst_case():
     z = golden("karate")
     graph, losses = graph_of(z), z["losses"]
@@ -325,6 +346,20 @@ def test_gap_stays_under_both_bounds(step):
         assert (curves.sharp <= curves.coarse + 1e-12).all()
 
 
+def test_bounds_hold_where_weights_are_tiny():
+    # Below 1e-3/n a step may keep less than half of its first-order gain.
+    for seed in range(12):
+        graph, losses = random_graph(seed, n=12), random_losses(seed, 12, scale=3.0)
+        q0 = random_losses(seed + 50, 12) ** (1 + 10 * (seed % 4))
+        q0, beta = q0 / q0.sum(), (0.02, 0.05, 0.1)[seed % 3]
+        flow = tar.weight_flow(
+            losses, graph, beta=beta, step=30.0, steps=120, q0=q0, trace=True
+        )
+        curves = tar.error_bounds(flow, losses, graph, beta=beta)
+        assert (curves.gap <= curves.sharp + 1e-12).all()
+        assert (curves.sharp <= curves.coarse + 1e-12).all()
+
+
 def test_sharp_bound_has_the_slope_of_the_flow_at_last():
     z = golden("karate")
     graph = graph_of(z)
@@ -439,6 +474,11 @@ def test_wrong_dtypes_are_refused():
         tar.FlowGraph.from_edge_index(torch.tensor([[0], [1]]), mask=torch.ones(2))
     with pytest.raises(TypeError, match="losses have dtype"):
         tar.weight_flow(torch.tensor([1, 2]), PAIR, beta=0.1)
+    with pytest.raises(TypeError, match="steps=2.5: a whole number"):
+        tar.weight_flow(torch.zeros(2), PAIR, beta=0.1, steps=2.5)
+    single = tar.weight_flow(torch.tensor([0.0, 1.0]), PAIR, beta=0.1, trace=True)
+    with pytest.raises(TypeError, match="flow has dtype torch.float32"):
+        tar.error_bounds(single, torch.tensor([0.0, 1.0]), PAIR, beta=0.1)
 
 
 @pytest.mark.parametrize(
@@ -448,6 +488,9 @@ def test_wrong_dtypes_are_refused():
         ({"losses": torch.tensor([0.0, torch.nan])}, "1 of 2 are NaN or infinite"),
         ({"beta": -0.1}, "beta=-0.1"),
         ({"beta": float("nan")}, "beta=nan"),
+        ({"beta": float("inf")}, "beta=inf: at least 0 and finite"),
+        ({"step": float("inf")}, "step=inf: must be positive and finite"),
+        ({"q0": torch.tensor([torch.nan, 1.0])}, "must sum to 1; it is off by nan"),
         ({"step": 0.0}, "step=0.0: must be positive"),
         ({"steps": -1}, "steps=-1"),
         ({"mobility": "down"}, "mobility='down'"),
@@ -477,6 +520,14 @@ def test_bad_theory_calls_are_refused():
         tar.error_bounds(untraced, losses, PAIR, beta=0.1)
     with pytest.raises(ValueError, match="needs beta > 0"):
         tar.worst_case_limit(losses, PAIR, beta=0.0)
+    with pytest.raises(ValueError, match=r"losses have shape \(3,\); \(2,\)"):
+        tar.worst_case_limit(torch.zeros(3), PAIR, beta=0.1)
+    with pytest.raises(ValueError, match="1 of 2 are NaN or infinite"):
+        tar.worst_case_limit(torch.tensor([0.0, torch.inf]), PAIR, beta=0.1)
+    with pytest.raises(ValueError, match="it is off by 1"):
+        tar.worst_case_limit(losses, PAIR, beta=0.1, q0=torch.ones(2))
+    with pytest.raises(ValueError, match=r"q has shape \(3,\), losses \(2,\)"):
+        tar.free_energy(torch.ones(3) / 3, losses, beta=0.1)
     with pytest.raises(ValueError, match="start has shape"):
         tar.transport_cost(torch.ones(3) / 3, torch.ones(2) / 2, PAIR)
     with pytest.raises(ValueError, match="end holds -0.5"):
@@ -588,6 +639,10 @@ def test_bad_objectives_are_refused():
         tar.VREx(torch.zeros(3).long(), -1)
     with pytest.raises(ValueError, match="env_id has shape"):
         tar.GroupDRO(torch.zeros(0).long(), 1.0)
+    with pytest.raises(ValueError, match=r"loss has shape \(24,\), env_id \(3,\)"):
+        tar.VREx(torch.zeros(3).long(), 1.0)(*logits_and_labels(17))
+    with pytest.raises(ValueError, match=r"losses have shape \(24,\); the graph has 2"):
+        tar.TAR(PAIR)(*logits_and_labels(17))
 
 
 # --- splits ---
@@ -645,6 +700,11 @@ def test_bad_splits_are_refused():
         tar.good_split(domain, y[:3], "concept", generator=generator)
     with pytest.raises(ValueError, match="five shares"):
         tar.good_split(domain, y, "concept", generator=generator, bias=(1.0,))
+    with pytest.raises(ValueError, match="num_envs=0: at least 1"):
+        tar.good_split(domain, y, "covariate", generator=generator, num_envs=0)
+    with pytest.raises(ValueError, match="domain holds NaN"):
+        nan = torch.full((9,), torch.nan)
+        tar.good_split(nan, y, "covariate", generator=generator)
     with pytest.raises(ValueError, match="domain has 1 values, too few"):
         tar.good_split(y, y, "covariate", generator=generator)
     with pytest.raises(ValueError, match="kind='x'"):
@@ -732,6 +792,16 @@ def test_ensemble_equals_pygs_own_network():
     )
 
 
+def test_ensemble_sees_new_features_on_the_same_edges():
+    data = tar.cbas("covariate", generator=make_generator(0))
+    model = tar.GCNEnsemble(1, 4, 8, 4, generator=make_generator(1)).eval()
+    fresh = tar.GCNEnsemble(1, 4, 8, 4, generator=make_generator(1)).eval()
+    model(data.x, data.edge_index)
+    other = data.x.flip(0)
+    expected = fresh(other, data.edge_index)
+    assert torch.equal(model(other, data.edge_index), expected)
+
+
 class Sage(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -785,6 +855,12 @@ def test_models_and_objectives_must_agree_in_number():
     model = tar.GCNEnsemble(2, 4, 8, 4, generator=make_generator(0))
     with pytest.raises(ValueError, match="1 objectives need as many models; .* has 2"):
         tar.train(model, data, {"ERM": tar.ERM()}, epochs=1)
+    with pytest.raises(ValueError, match="objectives is empty"):
+        tar.train(model, data, {})
+    with pytest.raises(ValueError, match="epochs=0: at least 1"):
+        tar.train(model, data, {"ERM": tar.ERM()}, epochs=0)
+    with pytest.raises(ValueError, match="evaluate_every=0: at least 1"):
+        tar.train(model, data, {"ERM": tar.ERM()}, evaluate_every=0)
 
 
 def test_choice_reads_shifted_validation_only():

@@ -318,8 +318,15 @@ def _shifts(*names: str) -> tuple[str, ...]:
     )
 
 
-# GOOD's own sizes: three layers of 300, ten runs.
-_GOOD = {"num_seeds": 10, "num_layers": 3, "hidden": 300, "epochs": 1000, "lr": 1e-3}
+# GOOD's own sizes: three layers of 300, ten runs, no weight decay.
+_GOOD = {
+    "num_seeds": 10,
+    "num_layers": 3,
+    "hidden": 300,
+    "epochs": 1000,
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+}
 _CBAS = {"num_layers": 3, "lr": 5e-3, "weight_decay": 0.0}
 # One layer is a convex problem: it is run to its end, nothing is stopped early.
 _REGIONS = {"num_layers": 1, "lr": 0.1, "weight_decay": 0.0, "early_stop": False}

@@ -64,15 +64,17 @@ def weight_flow(
             both ends. ``"split"``: loss and entropy upwinded each by its own sign;
             *not* a gradient flow, kept to show that it stalls.
         adaptive: shorten each step so that no weight loses more than half of itself
-            and, for the two gradient flows, the free energy rises by at least half of
-            its first-order gain. Without it, too long a step is an error.
+            and, for the two gradient flows, the free energy never falls; while all
+            weights exceed 1e-3/n it rises by at least half of its first-order gain.
+            Without it, too long a step is an error.
         trace: keep the path.
 
     Raises:
+        TypeError: ``losses`` are not floats, ``steps`` is not an integer.
         ValueError: sizes that do not match the graph, a loss that is not finite,
-            ``beta < 0``, ``step <= 0``, ``steps < 0``, an unknown mobility, ``q0``
-            with negative weights or another sum than 1; with ``adaptive=False`` a step
-            above the cap (the message names it).
+            ``beta`` or ``step`` negative or infinite, ``step = 0``, ``steps < 0``, an
+            unknown mobility, ``q0`` with negative weights or another sum than 1; with
+            ``adaptive=False`` a step above the cap (the message names it).
 
     Notes:
         O(steps * (n + E)) time, a few vectors of length E of memory, no autograd.
@@ -94,7 +96,6 @@ def weight_flow(
         q = torch.full_like(losses, 1 / graph.num_nodes)
     else:
         q = _check_weights(q0, losses)
-    floor = 1e-3 / graph.num_nodes
     h = losses.new_full(losses.shape[:-1], step)
     time, length = torch.zeros_like(h), torch.zeros_like(h)
     path, times, caps = [q], [time], []
@@ -110,10 +111,7 @@ def weight_flow(
             else:
                 h = (cap / 2).clamp_max(step)
                 if mobility != "split" and beta > 0:
-                    # On the step R bends by at most 2 beta/q: half the gain is kept.
-                    bend = velocity.square().div(q.clamp_min(floor)).sum(-1)
-                    bound = gain / (2 * beta * bend).clamp_min(_tiny(q))
-                    h = torch.where(bend > 0, torch.minimum(h, bound), h)
+                    h = _rising_step(q, velocity, gain, h, beta)
             q = q + h.unsqueeze(-1) * velocity
             time = time + h
             length = length + h * gain.clamp_min(0).sqrt()
@@ -150,6 +148,28 @@ def _velocity(
     return velocity, (flux * rise).sum(-1)
 
 
+def _rising_step(
+    q: Tensor, velocity: Tensor, gain: Tensor, h: Tensor, beta: float
+) -> Tensor:
+    """The longer of two steps up to ``h`` on which the free energy rises."""
+    tiny = _tiny(q)
+    kept, square = q.clamp_min(tiny), velocity.square()
+
+    def bounded(bend: Tensor) -> Tensor:
+        # On the step R bends by at most 2 beta/q: half the gain is kept.
+        bound = gain / (2 * beta * bend).clamp_min(tiny)
+        return torch.where(bend > 0, torch.minimum(h, bound), h)
+
+    # Tiny weights that grow would make that step tiny too. Try one that takes them
+    # for larger, and fall back if R would fall: R gains h * gain - beta * lost.
+    bold = bounded((square / q.clamp_min(1e-3 / q.shape[-1])).sum(-1))
+    move = bold.unsqueeze(-1) * velocity
+    lost = ((q + move) * torch.log1p(move / kept) - move).sum(-1)
+    return torch.where(
+        beta * lost <= bold * gain, bold, bounded((square / kept).sum(-1))
+    )
+
+
 def _difference(values: Tensor, graph: FlowGraph) -> Tensor:
     return values.index_select(-1, graph.dst) - values.index_select(-1, graph.src)
 
@@ -172,7 +192,15 @@ def free_energy(q: Tensor, losses: Tensor, *, beta: float) -> Tensor:
 
     Returns:
         ``(...)`` values of R (``eq-tar-energy``).
+
+    Raises:
+        ValueError: numbers of nodes that differ.
     """
+    if q.shape[-1:] != losses.shape[-1:]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}, losses {tuple(losses.shape)}: the last "
+            "sizes must agree"
+        )
     return (q * losses).sum(-1) - beta * torch.special.xlogy(q, q).sum(-1)
 
 
@@ -191,11 +219,18 @@ def worst_case_limit(
         ``(n,)`` weights that maximise the free energy.
 
     Raises:
-        ValueError: ``beta`` is not positive.
+        ValueError: ``beta`` is not positive; losses or weights that
+            :func:`weight_flow` would refuse.
     """
     if not beta > 0:
         raise ValueError(f"beta={beta}: the limit needs beta > 0")
-    q0 = torch.full_like(losses, 1 / graph.num_nodes) if q0 is None else q0
+    if losses.shape != (graph.num_nodes,):
+        raise ValueError(
+            f"losses have shape {tuple(losses.shape)}; ({graph.num_nodes},) is needed"
+        )
+    _check_finite(losses)
+    uniform = torch.full_like(losses, 1 / graph.num_nodes)
+    q0 = uniform if q0 is None else _check_weights(q0, losses)
     label = graph.components()
     count = int(label.max()) + 1
     blank = losses.new_zeros(count)
@@ -225,14 +260,20 @@ def _check(
             f"losses have shape {tuple(losses.shape)}; the graph has "
             f"{graph.num_nodes} nodes, so (..., {graph.num_nodes}) is needed"
         )
-    if not beta >= 0:
-        raise ValueError(f"beta={beta}: at least 0")
-    if not step > 0:
-        raise ValueError(f"step={step}: must be positive")
+    if not 0 <= beta < float("inf"):
+        raise ValueError(f"beta={beta}: at least 0 and finite")
+    if not 0 < step < float("inf"):
+        raise ValueError(f"step={step}: must be positive and finite")
+    if not isinstance(steps, int):
+        raise TypeError(f"steps={steps!r}: a whole number is needed")
     if steps < 0:
         raise ValueError(f"steps={steps}: at least 0")
     if mobility not in MOBILITIES:
         raise ValueError(f"mobility={mobility!r}: allowed are {MOBILITIES}")
+    _check_finite(losses)
+
+
+def _check_finite(losses: Tensor) -> None:
     if not bool(losses.isfinite().all()):
         bad = int((~losses.isfinite()).sum())
         raise ValueError(

@@ -167,6 +167,11 @@ class _ByEnvironment(ERM):
         self.env_size = torch.bincount(self.env_id)
 
     def _means(self, values: Tensor) -> Tensor:
+        if values.shape != self.env_id.shape:
+            raise ValueError(
+                f"the loss has shape {tuple(values.shape)}, env_id "
+                f"{tuple(self.env_id.shape)}: one environment per training node"
+            )
         total = values.new_zeros(self.env_size.numel())
         return total.index_add(0, self.env_id, values) / self.env_size
 

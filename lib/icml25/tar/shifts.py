@@ -63,8 +63,9 @@ def good_split(
         outside training.
 
     Raises:
-        ValueError: an unknown ``kind``; sizes that differ; ``bias`` not five shares;
-            domain values so few that a shifted set would be empty.
+        ValueError: an unknown ``kind``; sizes that differ; domain values that are not
+            finite; ``num_envs < 1``; ``bias`` not five shares; domain values so few
+            that a shifted set would be empty.
 
     Notes:
         Vectorised: milliseconds at 170,000 nodes, where loops over nodes take minutes.
@@ -78,6 +79,10 @@ def good_split(
             f"domain has shape {tuple(domain.shape)}, y {tuple(y.shape)}: one value "
             "and one label per node are needed"
         )
+    if domain.is_floating_point() and not bool(domain.isfinite().all()):
+        raise ValueError("domain holds NaN or infinite values; finite ones are needed")
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs}: at least 1")
     if len(bias) != 5 or not all(0 <= share <= 1 for share in bias):
         raise ValueError(f"bias={bias}: five shares from 0 to 1 are needed")
     if kind == "covariate":
@@ -370,8 +375,9 @@ def hard_region(
             raise ValueError(f"{name}={value}: must lie in [0, 0.5)")
     n = num_nodes
     pos = torch.rand(n, 2, generator=generator)
-    # On average 12 neighbours within the radius.
-    near = torch.cdist(pos, pos) < (12 / (torch.pi * n)) ** 0.5
+    # On average 12 neighbours within the radius. In float64, so that no pair at its
+    # rim depends on the processor's rounding.
+    near = torch.cdist(pos.double(), pos.double()) < (12 / (torch.pi * n)) ** 0.5
     edge_index = near.fill_diagonal_(False).nonzero().T
     centre = torch.cartesian_prod(torch.tensor([0.2, 0.8]), torch.arange(4) / 4 + 0.125)
     in_disc = torch.cdist(pos, centre).amin(1) < (share / (8 * torch.pi)) ** 0.5

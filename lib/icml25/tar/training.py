@@ -103,7 +103,7 @@ class GCNEnsemble(nn.Module):
             self.weights.append(first.expand(num_models, -1, -1).clone())
             self.biases.append(torch.zeros(num_models, 1, fan_out, device=first.device))
         self.dropout, self.generator = dropout, generator
-        self._cache: tuple[Tensor, Tensor, Tensor] | None = None
+        self._cache: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         adjacency, x = self._propagated(x, edge_index)
@@ -122,15 +122,19 @@ class GCNEnsemble(nn.Module):
         return x
 
     def _propagated(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        """The normalised adjacency, and A x of the first layer; both never change."""
-        if self._cache is None or self._cache[0] is not edge_index:
+        """The normalised adjacency A and A x, kept while the same tensors come in."""
+        if (
+            self._cache is None
+            or self._cache[0] is not x
+            or self._cache[1] is not edge_index
+        ):
             n = x.shape[0]
             index, weight = gcn_norm(edge_index, num_nodes=n, dtype=x.dtype)
             adjacency = torch.sparse_coo_tensor(
                 index, weight, (n, n), check_invariants=False
             ).coalesce()
-            self._cache = (edge_index, adjacency, adjacency @ x)
-        return self._cache[1], self._cache[2]
+            self._cache = (x, edge_index, adjacency, adjacency @ x)
+        return self._cache[2], self._cache[3]
 
     def _drop(self, x: Tensor) -> Tensor:
         if not self.training or self.dropout == 0:
@@ -165,8 +169,15 @@ def train(
         desc: shown before the progress bar.
 
     Raises:
-        ValueError: the model's output does not fit the number of objectives.
+        ValueError: ``epochs`` or ``evaluate_every`` below 1; no objective; a model
+            whose output does not fit the number of objectives; an empty training or
+            shifted test set.
     """
+    for name, value in (("epochs", epochs), ("evaluate_every", evaluate_every)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: at least 1")
+    if not objectives:
+        raise ValueError("objectives is empty: at least one is needed")
     history = History(list(objectives))
     optimiser = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
     masks = {name: data[f"{name}_mask"] for name in _EVALUATED}
@@ -249,7 +260,8 @@ def local_worst_case(
     Args:
         losses: ``(..., n)`` losses of the nodes of ``graph``.
         graph: graph that the set induces.
-        beta, step, steps: of the flow, from uniform weights.
+        beta, step, steps: of the flow, from uniform weights. Its time is at most
+            ``step * steps``: where losses are large the steps shorten.
 
     Returns:
         ``(...)`` risks; the quantity that the theory promises to lower.
