@@ -131,7 +131,8 @@ def tree_figure(
     head = 0.34 if title else 0.1
     need = (max(y.values()) + 1) * row
     full = (max(width or 0.0, x - column + 0.08), max(height or 0.0, need + head))
-    fig = plt.figure(figsize=full, layout="none")
+    fig = plt.figure(figsize=full)
+    fig.set_layout_engine("none")
     ax = fig.add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, full[0]), ylim=(full[1], 0))
     ax.axis("off")
@@ -372,7 +373,11 @@ def report_figure(checks: Sequence[Check], report: Report, title: str) -> Any:
         left.barh(i, len(check.keep), color="#E4E7EB", height=0.7)
         left.barh(i, kept, color=COLORS["method" if kept else "orange"], height=0.7)
         left.text(len(check.keep) + 0.3, i, f"{kept}", va="center", size=8.5)
-    names = [check.requirement.rstrip("?").rstrip(".") for check in checks]
+    asked = [check.requirement.rstrip("?") for check in checks]
+    names = [
+        f"{name} (city {asked[: i + 1].count(name)})" if asked.count(name) > 1 else name
+        for i, name in enumerate(asked)
+    ]
     left.set_yticks(range(len(checks)), names, size=8.5)
     left.set(xlabel="candidates kept", xlim=(0, 19), ylim=(max(6, len(checks)), -0.7))
     left.grid(axis="y", visible=False)
