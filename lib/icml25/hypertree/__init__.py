@@ -31,7 +31,7 @@ from icml25.hypertree.backends import (
 from icml25.hypertree.endpoint import EndpointError, OpenAICompatible
 from icml25.hypertree.experiments import EXPERIMENTS
 from icml25.hypertree.minitasks import mini_tasks
-from icml25.hypertree.planner import HTPlanner, Outline
+from icml25.hypertree.planner import HTPlanner, Outline, Step
 from icml25.hypertree.smollm import SmolLM2, SmolLM2Backend
 from icml25.hypertree.solve import plan_travel, travel_outline, travel_rules
 from icml25.hypertree.travel import Report, Sandbox, Task, evaluate, load_tasks
@@ -39,6 +39,7 @@ from icml25.hypertree.tree import (
     Child,
     Hyperchain,
     HyperTree,
+    Node,
     Rule,
     RuleCycle,
     RuleError,
@@ -55,6 +56,7 @@ __all__ = [
     "HTPlanner",
     "HyperTree",
     "Hyperchain",
+    "Node",
     "NoisyExpert",
     "OpenAICompatible",
     "Outline",
@@ -68,6 +70,7 @@ __all__ = [
     "Sandbox",
     "SmolLM2",
     "SmolLM2Backend",
+    "Step",
     "Task",
     "evaluate",
     "load_tasks",

@@ -358,7 +358,7 @@ EXPERIMENTS = {
     "premise": Experiment(
         premise,
         laptop=PremiseConfig(),
-        paper=PremiseConfig(facts=(1, 2, 3, 6, 9), num_questions=200),
+        paper=PremiseConfig(num_questions=120),
         summary="a real small model's checks with 1, 3, 9 facts in view",
     ),
     "probe": Experiment(
