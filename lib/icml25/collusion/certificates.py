@@ -292,8 +292,8 @@ def erasing_certificate(
             a margin outside (0, 1); n or N - n under the theorem's 2 log(1/d~) / eta^2.
 
     Notes:
-        ``"exact"`` shares delta among $|X| Y$ more events than the theorem, those of the
-        modes. With eps > 0 an x counts only if g(x) is certified too: the platform must
+        ``"exact"`` shares delta among $|X| Y$ more events than the theorem: those of
+        the modes. With eps > 0 an x counts only if g(x) is certified too: the platform must
         also keep the label at g(x). At eps = 0 the margin eta sees to that.
 
     Source:
