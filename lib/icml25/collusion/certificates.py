@@ -293,8 +293,8 @@ def erasing_certificate(
 
     Notes:
         ``"exact"`` shares delta among $|X| Y$ more events than the theorem: those of
-        the modes. With eps > 0 an x counts only if g(x) is certified too: the platform must
-        also keep the label at g(x). At eps = 0 the margin eta sees to that.
+        the modes. With eps > 0 an x counts only if g(x) is certified too: the platform
+        must also keep the label at g(x). At eps = 0 the margin eta sees to that.
 
     Source:
         Theorem 3.9.
