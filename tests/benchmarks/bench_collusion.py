@@ -42,7 +42,7 @@ def rows() -> list[dict]:
     points = f"{len(SIZES)} points, {N + TESTS:,} rows"
     found = [
         _row(f"figure-1 sweep, {points}: a loop over rows", ours_s, loop_s, 0.01),
-        _row(f"figure-1 sweep, {points}: pandas masks", ours_s, masks_s, 0.05),
+        _row(f"figure-1 sweep, {points}: pandas masks", ours_s, masks_s, 0.01),
     ]
     many = 300_000
     generator = torch.Generator().manual_seed(0)
@@ -50,7 +50,9 @@ def rows() -> list[dict]:
     numpy_s, _ = _best(partial(_numpy_cars, many, np.random.default_rng(0)))
     speed = f"{many / ours_s / 1e6:.1f} million rows a CPU second"
     found.append(
-        _row(f"{many:,} car rows: numpy, column by column", ours_s, numpy_s, 1.0, speed)
+        # No target: numpy's own draw has no label and no rounding of ours, so the ratio
+        # says where the generator stands, not whether it is good.
+        _row(f"{many:,} car rows: numpy, no label", ours_s, numpy_s, None, speed)
     )
     law, sizes = car_law(car_signal()), torch.full((20,), 50_000)
     ours_s, _ = _best(partial(draw_tables, law, sizes, generator=generator))

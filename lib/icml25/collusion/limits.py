@@ -83,7 +83,8 @@ def cracking_share(
         features_only: as in ``planting_certificate``; only with ``target``.
 
     Returns:
-        (K,): 0 where the label wins without any member, 1 where no share helps.
+        (K,): 0 where the label wins without any member, 1 where no share helps (nobody
+        pushes: q_x = 0).
 
     Raises:
         ValueError: not exactly one of ``target`` and ``avoid``, or ``features_only``
@@ -102,7 +103,9 @@ def cracking_share(
         resistance = -resistance
     push = law.mapped[..., target] if features_only else law.mapped.sum(-1)
     share = resistance / (resistance + push)
-    return torch.where(resistance > 0, share, torch.zeros_like(share))
+    share = torch.where(resistance > 0, share, torch.zeros_like(share))
+    # Without a push a label that does not lead already never will.
+    return torch.where((push == 0) & (resistance >= 0), 1.0, share)
 
 
 def limit_success(law: Tables, shares: Tensor, cracking: Tensor) -> Tensor:
@@ -118,18 +121,27 @@ def hardt_bound(
     :math:`1 - \frac{1-\alpha}{\alpha}\Delta\xi` with features and labels,
     :math:`1 - \frac{1-p}{p\alpha}\xi` with features only, where :math:`\xi` is the
     mass of the signal set, :math:`\Delta` the largest lead of a rival given the element
+    (0 where none leads)
     and :math:`p` the smallest probability of the target given the element, before or
-    after g. (Theirs is the smallest over all features, which is no larger.)
+    after g. (Theirs is the smallest over all features, which is no larger.) Elements
+    that no honest row shows have no conditional law and are left out.
     """
     xi = law.inside.sum()
-    conditional = law.inside / law.inside.sum(-1, keepdim=True)
     if features_only:
-        after = law.mapped[..., target] / law.mapped.sum(-1)
-        p = torch.minimum(conditional[..., target], after).min()
+        p = torch.cat(
+            [
+                (table[..., target] / table.sum(-1))[table.sum(-1) > 0]
+                for table in (law.inside, law.mapped)
+            ]
+        ).min()
         return 1 - (1 - p) / (p * shares) * xi
+    shown = law.inside[law.inside.sum(-1) > 0]
+    conditional = shown / shown.sum(-1, keepdim=True)
     rivals = conditional.clone()
     rivals[..., target] = -math.inf
-    lead = (rivals.amax(-1) - conditional[..., target]).max()
+    leads = rivals.amax(-1) - conditional[..., target]
+    # A target that leads everywhere has Delta = 0: no bound may exceed one.
+    lead = torch.cat([leads, leads.new_zeros(1)]).max()
     return 1 - (1 - shares) / shares * lead * xi
 
 
@@ -142,13 +154,14 @@ def explaining_eps(table: Tensor, prediction: Tensor, *, size: Tensor | int) -> 
 
     Args:
         table: training counts on the signal set, (..., K, Y).
-        prediction: the platform's labels, (..., K).
+        prediction: the platform's labels, (..., K); -1 (never seen) lacks nothing.
         size: number of all training rows.
 
     Returns:
         eps, (...).
     """
     rate = table / size
-    lack = rate.amax(-1) - rate.gather(-1, prediction[..., None]).squeeze(-1)
+    label = prediction.clamp(min=0)[..., None]
+    lack = rate.amax(-1) - rate.gather(-1, label).squeeze(-1)
     total = lack.sum(-1)
     return total / (1 + total)

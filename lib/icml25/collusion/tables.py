@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -34,8 +35,9 @@ class SignalMap:
         fixed: name of a column -> the code that ``g`` writes there.
 
     Raises:
-        ValueError: no column, an unknown column in ``fixed``, a value outside the
-            column's alphabet, or a signal set too large for a table.
+        ValueError: no column, a size that is no positive integer, an unknown column in
+            ``fixed``, a value that is no code or lies outside the column's alphabet, or
+            a signal set too large for a table.
 
     Example:
         >>> g = SignalMap({"colour": 3, "size": 2}, fixed={"colour": 2})
@@ -46,9 +48,21 @@ class SignalMap:
     def __init__(self, columns: Mapping[str, int], fixed: Mapping[str, int]) -> None:
         if not columns:
             raise ValueError("columns is empty: a row needs at least one column")
+        for name, size in columns.items():
+            if not isinstance(size, Integral) or size < 1:
+                raise ValueError(
+                    f"columns[{name!r}]={size!r}: give its number of values, 1 or more"
+                )
         for name, value in fixed.items():
             if name not in columns:
-                raise ValueError(f"unknown column {name!r}; columns: {list(columns)}")
+                raise ValueError(
+                    f"unknown column {name!r} in fixed; columns: {list(columns)}"
+                )
+            if not isinstance(value, Integral):
+                raise ValueError(
+                    f"fixed[{name!r}]={value!r}: give the value's code, "
+                    f"0..{columns[name] - 1}"
+                )
             if not 0 <= value < columns[name]:
                 raise ValueError(
                     f"the signal leaves the alphabet: {name}={value}, allowed are "
@@ -182,8 +196,8 @@ def count_tables(
         int64 tables (K, Y), or (len(at), K, Y).
 
     Raises:
-        ValueError: no rows, shapes that differ, codes or labels outside their
-            alphabet, prefixes that do not rise or are longer than the data.
+        ValueError: no rows, shapes that differ, codes or labels that are no integers or
+            outside their alphabet, prefixes that do not rise or exceed the data.
 
     Notes:
         One ``bincount`` over (segment, element, label), then a cumulative sum over
@@ -192,6 +206,9 @@ def count_tables(
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
         raise ValueError(f"x {tuple(x.shape)}, y {tuple(y.shape)}: need (n, C), (n,)")
     signal.check(x)
+    for name, codes in (("x", x), ("y", y)):
+        if codes.is_floating_point() or codes.is_complex():
+            raise ValueError(f"{name} has dtype {codes.dtype}: need integer codes")
     ends = [len(y)] if at is None else [int(end) for end in at]
     if not ends or ends[0] < 0 or ends[-1] > len(y) or ends != sorted(set(ends)):
         raise ValueError(f"at must rise from 0 or more to at most {len(y)}, got {at}")
@@ -216,15 +233,14 @@ def count_tables(
 def _check_codes(signal: SignalMap, x: Tensor, y: Tensor, num_labels: int) -> None:
     if not len(y):
         return
-    if int(y.max()) >= num_labels or int(y.min()) < 0:
-        raise ValueError(f"y holds {int(y.max())}; labels are 0..{num_labels - 1}")
+    checks = [("y", y, num_labels, "labels are")]
     for place, (name, size) in enumerate(signal.columns.items()):
-        largest, least = int(x[:, place].max()), int(x[:, place].min())
+        checks.append((f"column {name!r}", x[:, place], size, "its alphabet is"))
+    for what, codes, size, allowed in checks:
+        least, largest = (int(end) for end in codes.aminmax())
         if largest >= size or least < 0:
-            raise ValueError(
-                f"column {name!r} holds {largest if largest >= size else least}; "
-                f"its alphabet is 0..{size - 1}"
-            )
+            wrong = largest if largest >= size else least
+            raise ValueError(f"{what} holds {wrong}; {allowed} 0..{size - 1}")
 
 
 def draw_tables(
@@ -248,8 +264,13 @@ def draw_tables(
     """
     outside = law.mapped - law.inside
     total = float(law.mapped.sum())
-    if law.mapped.ndim != 2 or abs(total - 1) > 1e-9 or float(outside.min()) < -1e-12:
-        raise ValueError(f"law must be (K, Y) with mapped summing to 1, got {total:g}")
+    # Written so that a NaN is refused as well.
+    is_law = abs(total - 1) <= 1e-9 and float(outside.min()) >= -1e-12
+    if law.mapped.ndim != 2 or not is_law or float(law.inside.min()) < 0:
+        raise ValueError(
+            "law must be (K, Y) with 0 <= inside <= mapped, mapped summing to 1; got "
+            f"{tuple(law.mapped.shape)} with sum {total:g}"
+        )
     device = generator.device
     left = torch.as_tensor(sizes, dtype=torch.float64, device=device).clone()
     if bool((left < 0).any()):
