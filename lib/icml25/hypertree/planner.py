@@ -111,7 +111,8 @@ class HTPlanner:
                     i
                     for i in chain.leaves
                     if self.rules.divisible(tree.nodes[i])
-                    and not tree.nodes[i].branches  # a chain before may have grown it
+                    # A chain before may have grown it.
+                    and not tree.nodes[i].branches
                 ]
                 if open_:
                     node = tree.nodes[self._select(query, tree, chain, open_)]
