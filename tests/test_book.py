@@ -3,17 +3,15 @@
 import json
 import re
 import shutil
-import sys
 
 import built_book
 import page_rules as rules
 import pytest
+import vendor
 import yaml
 from built_book import ROOT
 from icml25.core import claims
-
-sys.path.insert(0, str(ROOT / "book"))
-import vendor
+from icml25_book.glossary import split_terms, symbol_tables
 
 PAGES = built_book.pages()
 NOTEBOOKS = built_book.notebooks()
@@ -165,6 +163,34 @@ def test_launch_buttons_wait_for_the_public_address(parsed, name):
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     launch = parsed[name].find_all("a", href=re.compile("mybinder|colab"))
     assert bool(launch) == bool(config["repository"]["url"])
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_chapter_gives_each_symbol_one_meaning(name):
+    (table,) = symbol_tables(ROOT / f"{name}.ipynb")
+    head, _, *rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    columns = [i for i, title in enumerate(head) if title.strip() == "symbol"]
+    symbols = [
+        symbol.strip()
+        for row in rows
+        for i in columns
+        for symbol in re.split(r",(?![^{(]*[})])", row[i])
+    ]
+    assert symbols
+    assert len(set(symbols)) == len(symbols)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_terms_lead_to_the_glossary(parsed, name):
+    links = parsed[name].select("a.icml25-term")
+    targets = [link["href"] for link in links]
+    assert targets and len(set(targets)) == len(targets)
+
+
+def test_an_abbreviation_is_not_found_in_a_word():
+    terms = {"MAP": "term-MAP", "policy": "term-policy"}
+    assert len(split_terms("The map of a Policy", terms, "x")) == 3
+    assert terms == {"MAP": "term-MAP"}
 
 
 # --- the vendored files ---

@@ -4,7 +4,7 @@ It draws what must not be typed by hand, from the ledger, the notebooks' stored
 outputs, the recorded runs and the library, each time the book is built. It also gives
 every cell that checks a claim an anchor, so that the scorecard can point at the
 evidence. `directives.py` holds the directives, `sources.py` what they read,
-`docstrings.py` the mathematics of the reference.
+`docstrings.py` the mathematics of the reference, `glossary.py` the symbols and terms.
 """
 
 import base64
@@ -18,7 +18,7 @@ from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from icml25_book import directives, docstrings, sources
+from icml25_book import directives, docstrings, glossary, sources
 
 _CARD_SIZE = (720, 480)
 
@@ -83,10 +83,12 @@ def _write_card_figures(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool | str]:
     for name, directive in directives.DIRECTIVES.items():
         app.add_directive(name, directive)
+    app.add_directive("notation-tables", glossary.NotationTables)
     app.connect("config-inited", _launch_only_from_an_address)
     app.connect("autodoc-process-docstring", docstrings.process, priority=400)
     app.connect("source-read", _drop_claim_data)
     app.connect("doctree-read", _anchor_claims)
+    app.connect("doctree-resolved", glossary.link_terms)
     # After the extensions that add the scripts.
     app.connect("html-page-context", _choose_scripts, priority=900)
     app.connect("build-finished", _write_card_figures)

@@ -11,7 +11,6 @@ from sphinx.util.docutils import SphinxDirective
 
 from icml25_book.sources import VERDICTS, Chapter, chapters, count, files
 
-FLOOR = ("runtime", "claims", "records", "data", "figures", "explore")
 _MARKS = {"shown": "✓", "reduced": "✓", "missed": "✗", "open": "·"}
 _LABELS = {
     "shown": "shown",
@@ -168,20 +167,16 @@ class RunTimes(_Generated):
         )
 
 
-class ApiModules(SphinxDirective):
-    """The documented names of the floor and of every paper module that is there."""
+class ApiModule(SphinxDirective):
+    """The documented names of one module: its docstring, then its public names."""
 
     has_content = False
+    required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        modules = [f"icml25.core.{name}" for name in FLOOR]
-        modules += [f"icml25.{entry['slug']}" for entry in claims.load()["chapters"]]
-        return [self._section(name) for name in modules if find_spec(name)]
-
-    def _section(self, module: str) -> nodes.section:
-        section = nodes.section(
-            "", nodes.title("", module), ids=[nodes.make_id(module)]
-        )
+        module = self.arguments[0]
+        if not find_spec(module):
+            raise self.error(f"there is no module {module!r}")
         # A package re-exports what its files define; `__all__` says what is public.
         has_exports = hasattr(import_module(module), "__all__")
         exported = "   :imported-members:\n" if has_exports else ""
@@ -192,8 +187,9 @@ class ApiModules(SphinxDirective):
 {exported}```
 """
         lines = StringList(text.splitlines(), source=self.get_source_info()[0])
-        self.state.nested_parse(lines, self.content_offset, section)
-        return section
+        part = nodes.Element()
+        self.state.nested_parse(lines, self.content_offset, part)
+        return part.children
 
 
 class RecordedRuns(_Generated):
@@ -284,5 +280,5 @@ DIRECTIVES = {
     "scorecard": Scorecard,
     "run-times": RunTimes,
     "recorded-runs": RecordedRuns,
-    "api-modules": ApiModules,
+    "api-module": ApiModule,
 }

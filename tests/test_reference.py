@@ -1,0 +1,33 @@
+"""The reference: a page for every module, and the example that opens it runs."""
+
+import doctest
+import re
+from importlib.util import find_spec
+
+import built_book
+import pytest
+from built_book import ROOT
+from icml25.core.runtime import CHAPTERS
+
+PAGES = sorted((ROOT / "book" / "api").glob("*.md"))
+_EXAMPLE = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_every_module_has_its_page():
+    there = {name for name in CHAPTERS if find_spec(f"icml25.{name}")}
+    assert {page.stem for page in PAGES} == there | {"core"}
+    listed = {f"book/api/{page.stem}" for page in PAGES}
+    assert listed == {name for name in built_book.pages() if "/api/" in name}
+    index = (ROOT / "book" / "api.md").read_text(encoding="utf-8")
+    assert all(f"(api/{page.name})" in index for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_example_of_a_page_runs(page, capsys):
+    (code,) = _EXAMPLE.findall(page.read_text(encoding="utf-8"))
+    example = doctest.DocTestParser().get_doctest(code, {}, page.stem, str(page), 0)
+    assert len(example.examples) > 2
+    assert example.examples[-1].want or "step()" in code  # it ends in something seen
+    assert max(map(len, code.splitlines())) <= 79
+    failed, _ = doctest.DocTestRunner().run(example)
+    assert not failed, capsys.readouterr().out
