@@ -49,6 +49,15 @@ def test_record_is_written(chapter):
     assert records.load("golore", "add-laptop-seed0")["metrics"] == {"sum": 2}
 
 
+def test_only_the_first_of_several_processes_prints_and_records(
+    chapter, capsys, monkeypatch
+):
+    monkeypatch.setenv("RANK", "1")
+    assert main(["run", "golore", "--record"]) == 0
+    assert '"sum"' not in capsys.readouterr().out
+    assert not list(chapter.iterdir())
+
+
 def test_interrupt_leaves_no_record(chapter, capsys):
     assert main(["run", "golore", "interrupt", "--record"]) == 130
     assert "nothing was recorded" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -91,6 +92,8 @@ def _run(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     metrics = experiment.function(config, device=where, seed=options.seed)
     wall_s = time.perf_counter() - begin
+    if int(os.environ.get("RANK", 0)) > 0:  # one of several processes speaks for all
+        return 0
     print(json.dumps(metrics, indent=1, default=str))
     print(f"{wall_s:.1f} s on {records.machine(where)}")
     if options.record:
