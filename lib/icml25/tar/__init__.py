@@ -13,15 +13,25 @@ from icml25.tar.objectives import (
     GroupDRO,
     VREx,
 )
-from icml25.tar.shifts import cbas, citation, good_split, hard_region, webkb
+from icml25.tar.shifts import (
+    cbas,
+    citation,
+    good_split,
+    hard_region,
+    imbalanced,
+    webkb,
+)
 from icml25.tar.theory import GapCurves, error_bounds, transport_cost
 from icml25.tar.training import GCNEnsemble, History, local_worst_case, train
+from icml25.tar.views import EERM, EditedViews
 
 __all__ = [
     "Chi2DRO",
     "ClassBalanced",
+    "EERM",
     "ERM",
     "EXPERIMENTS",
+    "EditedViews",
     "FlowGraph",
     "FlowResult",
     "GCNEnsemble",
@@ -40,6 +50,7 @@ __all__ = [
     "free_energy",
     "good_split",
     "hard_region",
+    "imbalanced",
     "local_worst_case",
     "run_shifts",
     "train",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
@@ -23,8 +25,9 @@ from icml25.tar.objectives import (
     GroupDRO,
     VREx,
 )
-from icml25.tar.shifts import cbas, citation, hard_region, webkb
+from icml25.tar.shifts import cbas, citation, hard_region, imbalanced, webkb
 from icml25.tar.training import GCNEnsemble, History, Objective, train
+from icml25.tar.views import EERM, EditedViews
 
 __all__ = [
     "EXPERIMENTS",
@@ -34,7 +37,10 @@ __all__ = [
     "choose",
     "epoch_cost",
     "label_orders",
+    "run_eerm",
+    "run_imbalance",
     "run_shifts",
+    "train_eerm",
     "train_task",
 ]
 
@@ -84,9 +90,12 @@ def make_task(task: str, generator: torch.Generator) -> Data:
             return webkb(kind, match_labels=matched, generator=generator)
         case ["regions", noise]:
             return hard_region(noise=float(noise), generator=generator)
+        case ["imbalance", name]:
+            return imbalanced(name, generator=generator)
     raise ValueError(
         f"task={task!r}: allowed are cbas/KIND, Cora/DOMAIN/KIND, "
-        "CiteSeer/DOMAIN/KIND, webkb[-matched]/KIND and regions/NOISE"
+        "CiteSeer/DOMAIN/KIND, webkb[-matched]/KIND, regions/NOISE and "
+        "imbalance/Cora or imbalance/CiteSeer"
     )
 
 
@@ -142,8 +151,40 @@ def train_task(
     """
     data = make_task(task, make_generator(seed)).to(device)
     chosen = candidates(data, config.full_grid)
-    model = GCNEnsemble(
-        len(chosen),
+    model = _model(len(chosen), data, config, device, seed)
+    return data, _train(model, data, chosen, config, f"{task}, seed {seed}")
+
+
+def train_eerm(
+    task: str, config: ShiftConfig, *, device: torch.device, seed: int
+) -> list[History]:
+    """The same for EERM, which needs graphs of its own: one run a setting.
+
+    Data, first weights and epochs are those of :func:`train_task`.
+    """
+    data = make_task(task, make_generator(seed)).to(device)
+    histories = []
+    for edits in (5, 1) if config.full_grid else (5,):
+        for beta in (1.0, 0.3, 3.0) if config.full_grid else (1.0,):
+            views = EditedViews(
+                _model(1, data, config, device, seed),
+                data.edge_index,
+                data.num_nodes,
+                num_edits=edits,
+                generator=make_generator(seed + 20_000, device),
+            )
+            name = f"EERM beta={beta:g} edits={edits}"
+            desc = f"{task}, seed {seed}, {name}"
+            chosen = {name: EERM(views, beta)}
+            histories.append(_train(views, data, chosen, config, desc))
+    return histories
+
+
+def _model(
+    count: int, data: Data, config: ShiftConfig, device: torch.device, seed: int
+) -> GCNEnsemble:
+    return GCNEnsemble(
+        count,
         data.num_features,
         config.hidden,
         int(data.y.max()) + 1,
@@ -151,16 +192,24 @@ def train_task(
         dropout=config.dropout,
         generator=make_generator(seed + 10_000, device),
     )
-    history = train(
+
+
+def _train(
+    model: nn.Module,
+    data: Data,
+    chosen: dict[str, Objective],
+    config: ShiftConfig,
+    desc: str,
+) -> History:
+    return train(
         model,
         data,
         chosen,
         epochs=config.epochs,
         lr=config.lr,
         weight_decay=config.weight_decay,
-        desc=f"{task}, seed {seed}",
+        desc=desc,
     )
-    return data, history
 
 
 def run_shifts(
@@ -174,19 +223,78 @@ def run_shifts(
         shifted test set. Epoch and candidate are chosen on shifted validation; losses
         and risks are those at the end of training.
     """
+
+    def run(task: str, each: int) -> list[History]:
+        return [train_task(task, config, device=device, seed=each)[1]]
+
+    return _over_seeds(config, seed, run)
+
+
+def run_eerm(config: ShiftConfig, *, device: torch.device, seed: int) -> dict[str, Any]:
+    """EERM on the same tasks and seeds; returns what :func:`run_shifts` does."""
+
+    def run(task: str, each: int) -> list[History]:
+        return train_eerm(task, config, device=device, seed=each)
+
+    return _over_seeds(config, seed, run)
+
+
+def run_imbalance(
+    config: ShiftConfig, *, device: torch.device, seed: int
+) -> dict[str, Any]:
+    """Rare classes: what :func:`run_shifts` returns, and where the weight can go.
+
+    Returns:
+        Also, under ``"rare"``, for each task and each seed: the rare classes' share of
+        the training nodes (``"share"``), of TAR's weights at the end of training
+        (``"tar_mass"``, default setting) and of those of class balance
+        (``"balanced_mass"``), the share of rare nodes without any training neighbour
+        (``"isolated"``) and of those with one from a common class
+        (``"beside_common"``).
+    """
+    rare: dict[str, dict[str, list[float]]] = {}
+
+    def run(task: str, each: int) -> list[History]:
+        data, history = train_task(task, config, device=device, seed=each)
+        q = history.weights["TAR beta=0.1 steps=20"][-1]
+        found = _rare_weight(data, q)
+        row = rare.setdefault(task, {name: [] for name in found})
+        for name, value in found.items():
+            row[name].append(round(value, 4))
+        return [history]
+
+    return {**_over_seeds(config, seed, run), "rare": rare}
+
+
+def _rare_weight(data: Data, q: Tensor) -> dict[str, float]:
+    graph = FlowGraph.from_edge_index(
+        data.edge_index, data.num_nodes, mask=data.train_mask
+    )
+    is_rare = data.is_rare[data.train_mask]
+    crossing = is_rare[graph.src] != is_rare[graph.dst]
+    ends = torch.stack([graph.src, graph.dst])
+    beside, linked = torch.zeros_like(is_rare), torch.zeros_like(is_rare)
+    beside[ends[:, crossing].flatten()] = True
+    linked[ends.flatten()] = True
+    num_classes = int(data.y.max()) + 1
+    return {
+        "share": is_rare.double().mean().item(),
+        "tar_mass": q[is_rare].sum().item(),
+        "balanced_mass": data.y[data.is_rare].unique().numel() / num_classes,
+        "isolated": (~linked)[is_rare].double().mean().item(),
+        "beside_common": beside[is_rare].double().mean().item(),
+    }
+
+
+def _over_seeds(
+    config: ShiftConfig, seed: int, run: Callable[[str, int], list[History]]
+) -> dict[str, Any]:
     results: dict[str, dict[str, dict[str, list[float]]]] = {}
     for task in config.tasks:
         table = results.setdefault(task, {})
         for each in range(seed, seed + config.num_seeds):
-            _, history = train_task(task, config, device=device, seed=each)
-            for name in history.names:
-                last = history.at(name, -1)
-                best = history.best(name) if config.early_stop else last
-                kept = {metric: best[metric] for metric in CHOSEN_METRICS}
-                kept |= {metric: last[metric] for metric in LAST_METRICS}
-                row = table.setdefault(name, {metric: [] for metric in kept})
-                for metric, value in kept.items():
-                    row[metric].append(round(value, 4))
+            for history in run(task, each):
+                _keep(table, history, config.early_stop)
     texts = {
         f"{task} {method}": f"{100 * mean:.1f} +- {100 * error:.1f}"
         for task, table in results.items()
@@ -194,6 +302,19 @@ def run_shifts(
         for mean, error in [mean_and_error(table[name]["ood_test_accuracy"])]
     }
     return {**texts, "results": results}
+
+
+def _keep(
+    table: dict[str, dict[str, list[float]]], history: History, early_stop: bool
+) -> None:
+    for name in history.names:
+        last = history.at(name, -1)
+        best = history.best(name) if early_stop else last
+        kept = {metric: best[metric] for metric in CHOSEN_METRICS}
+        kept |= {metric: last[metric] for metric in LAST_METRICS}
+        row = table.setdefault(name, {metric: [] for metric in kept})
+        for metric, value in kept.items():
+            row[metric].append(round(value, 4))
 
 
 def choose(table: dict[str, dict[str, list[float]]]) -> dict[str, str]:
@@ -331,6 +452,7 @@ _REGIONS = {"num_layers": 1, "lr": 0.1, "weight_decay": 0.0, "early_stop": False
 CORA = ShiftConfig(_shifts("Cora/word", "Cora/degree"), hidden=32)
 CITESEER = ShiftConfig(_shifts("CiteSeer/word"), hidden=32)
 WEBKB = ShiftConfig(_shifts("webkb", "webkb-matched"), hidden=32)
+IMBALANCE = ShiftConfig(("imbalance/Cora", "imbalance/CiteSeer"), hidden=32)
 CBAS = ShiftConfig(_shifts("cbas"), num_seeds=5, epochs=250, **_CBAS)
 CBAS_SMALL = ShiftConfig(
     _shifts("cbas"), num_seeds=3, hidden=32, epochs=100, full_grid=False, **_CBAS
@@ -381,4 +503,15 @@ EXPERIMENTS = {
         paper=ShiftConfig(WEBKB.tasks, **_GOOD),
         summary="WebKB by university (needs webkb)",
     ),
+    "imbalance": Experiment(
+        run_imbalance,
+        laptop=IMBALANCE,
+        paper=ShiftConfig(IMBALANCE.tasks, **_GOOD),
+        summary="three classes cut to a tenth in training (needs planetoid)",
+    ),
 }
+for _name in ("cbas-small", "cbas", "cora", "citeseer", "webkb"):
+    _base = EXPERIMENTS[_name]
+    EXPERIMENTS[f"{_name}-eerm"] = Experiment(
+        run_eerm, _base.laptop, _base.paper, f"EERM on the tasks of {_name}"
+    )

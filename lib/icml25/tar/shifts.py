@@ -11,7 +11,7 @@ from torch_geometric.utils import degree, to_undirected
 
 from icml25.core import data as registry
 
-__all__ = ["cbas", "citation", "good_split", "hard_region", "webkb"]
+__all__ = ["cbas", "citation", "good_split", "hard_region", "imbalanced", "webkb"]
 
 MASKS = ("train_mask", "ood_val_mask", "ood_test_mask", "id_val_mask", "id_test_mask")
 # GOOD's concept shift: five buckets; which train, how many of the candidates each
@@ -274,6 +274,51 @@ def citation(
     split = good_split(value, data.y, kind, generator=generator)
     x = _reduce(data.x, dim)
     return Data(x=x, edge_index=to_undirected(data.edge_index), y=data.y, **split)
+
+
+def imbalanced(
+    name: str, *, generator: torch.Generator, dim: int = 128, num_rare: int = 3
+) -> Data:
+    """Cora or CiteSeer with some classes cut to a tenth in training.
+
+    The shifted sets are balanced (30 and 60 nodes a class), so that accuracy on them is
+    the mean of the classes' accuracies. Which classes are rare is drawn.
+
+    Args:
+        name: ``"Cora"`` or ``"CiteSeer"``.
+        generator: CPU generator.
+        dim: singular directions of the word matrix kept as features.
+        num_rare: classes cut, from 1 to all but one.
+
+    Returns:
+        PyG ``Data`` with the five masks, ``env_id`` (all 0) and ``is_rare (n,)``, the
+        nodes of the rare classes. What is cut away keeps its place in the graph, in no
+        mask.
+
+    Raises:
+        ValueError: ``num_rare`` out of range.
+        DataError: the files are not here (see ``python -m icml25 data planetoid``).
+    """
+    from torch_geometric.datasets import Planetoid
+
+    data = Planetoid(str(registry.working_copy("planetoid")), name)[0]
+    n, num_classes = data.num_nodes, int(data.y.max()) + 1
+    if not 1 <= num_rare < num_classes:
+        raise ValueError(f"num_rare={num_rare}: 1 to {num_classes - 1}")
+    rare = torch.randperm(num_classes, generator=generator)[:num_rare]
+    is_rare = torch.isin(data.y, rare)
+    # Place of each node in the shuffled order of its class.
+    order = torch.randperm(n, generator=generator)
+    order = order[torch.argsort(data.y[order], stable=True)]
+    size = torch.bincount(data.y, minlength=num_classes)
+    place = torch.empty(n, dtype=torch.int64)
+    place[order] = torch.arange(n) - (size.cumsum(0) - size)[data.y[order]]
+    val, test = place < 30, (place >= 30) & (place < 90)
+    keep = torch.where(is_rare, 90 + (size[data.y] - 90) // 10, n)
+    env_id = torch.where((place >= 90) & (place < keep), 0, -1)
+    split = _masks(env_id, val, test, int((env_id == 0).sum()) // 10, generator)
+    x, edge_index = _reduce(data.x, dim), to_undirected(data.edge_index)
+    return Data(x=x, edge_index=edge_index, y=data.y, is_rare=is_rare, **split)
 
 
 def webkb(
