@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from icml25.tar.flow import _tiny
 from icml25.tar.graph import _check_edges
 from icml25.tar.objectives import ERM, NodeLoss, _cross_entropy, _positive
 
@@ -55,7 +56,7 @@ class EditedViews(nn.Module):
         *,
         num_views: int = 3,
         num_edits: int = 5,
-        num_partners: int | None = 32,
+        num_partners: int | None = 16,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
@@ -99,9 +100,9 @@ class EditedViews(nn.Module):
         """``(2, E')``: the edited copies side by side, copy k's nodes from k n on."""
         num_views, n, _ = self.edit_logits.shape
         log_prob = self.edit_logits.log_softmax(-1)
-        noise = torch.empty_like(log_prob).exponential_(generator=self.generator)
+        u = torch.empty_like(log_prob).uniform_(generator=self.generator)
         # Largest log-probabilities plus Gumbel noise: draws without replacement.
-        score = log_prob.detach() - noise.log()
+        score = log_prob.detach() - u.clamp_min(_tiny(u)).log().neg().log()
         drawn = score.topk(self.num_edits, -1).indices  # (K, n, s)
         self.log_prob = log_prob.gather(-1, drawn).sum()
         shift = torch.arange(num_views, device=drawn.device)[:, None] * n * n
