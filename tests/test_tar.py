@@ -12,19 +12,21 @@ import torch
 import torch.nn.functional as F
 from icml25 import tar
 from icml25.core import make_generator
-from icml25.tar.experiments import (
-    CBAS_SMALL,
-    CostConfig,
-    LabelConfig,
+from icml25.tar.comparison import (
     ShiftConfig,
     candidates,
-    epoch_cost,
-    label_orders,
     make_task,
     mean_and_error,
     run_eerm,
     train_eerm,
     train_task,
+)
+from icml25.tar.experiments import (
+    CBAS_SMALL,
+    CostConfig,
+    LabelConfig,
+    epoch_cost,
+    label_orders,
 )
 from torch_geometric.nn import GCN, SAGEConv
 from torch_geometric.utils import to_undirected
