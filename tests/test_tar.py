@@ -18,6 +18,7 @@ from icml25.tar.comparison import (
     make_task,
     mean_and_error,
     run_eerm,
+    run_imbalance,
     train_eerm,
     train_task,
 )
@@ -1040,3 +1041,32 @@ def test_rare_classes_are_cut_in_training_and_even_in_the_shifted_sets():
     assert (kept.bincount(minlength=7)[rare] <= (size[rare] - 90) / 10).all()
     with pytest.raises(ValueError, match="num_rare=7: 1 to 6"):
         tar.imbalanced("Cora", generator=make_generator(0), num_rare=7)
+
+
+@pytest.mark.benchmark_data("planetoid")
+def test_imbalance_reports_where_the_weight_of_rare_classes_goes():
+    tiny = ShiftConfig(
+        ("imbalance/Cora",), num_seeds=1, hidden=8, epochs=3, full_grid=False
+    )
+    found = run_imbalance(tiny, device=torch.device("cpu"), seed=0)["rare"]
+    row = {key: value[0] for key, value in found["imbalance/Cora"].items()}
+    data = make_task("imbalance/Cora", make_generator(0))
+    rare = data.is_rare & data.train_mask
+    assert row["share"] == pytest.approx(
+        int(rare.sum()) / int(data.train_mask.sum()), abs=1e-4
+    )
+    assert row["balanced_mass"] == pytest.approx(3 / 7, abs=1e-4)
+    inside = data.train_mask[data.edge_index].all(0)
+    src, dst = data.edge_index[:, inside]
+    linked = torch.isin(rare.nonzero().squeeze(1), src).double().mean().item()
+    assert row["isolated"] == pytest.approx(1 - linked, abs=1e-4)
+    crossing = src[rare[src] & ~rare[dst]].unique()
+    expected = len(crossing) / int(rare.sum())
+    assert row["beside_common"] == pytest.approx(expected, abs=1e-4)
+    # Mass cannot leave a component: rare nodes hold at most that of theirs.
+    graph = tar.FlowGraph.from_edge_index(
+        data.edge_index, data.num_nodes, mask=data.train_mask
+    )
+    label = graph.components()
+    reach = torch.isin(label, label[data.is_rare[data.train_mask]])
+    assert 0 < row["tar_mass"] <= reach.double().mean().item()

@@ -37,9 +37,9 @@ class EditedViews(nn.Module):
             over views, nodes and draws (as if they were drawn with replacement).
 
     Raises:
-        TypeError, ValueError: a wrong ``edge_index`` (see
-            :class:`~icml25.tar.FlowGraph`); ``num_views`` below 2; ``num_edits`` below
-            1 or above the number of partners; ``num_partners`` not in 2 to n - 1.
+        TypeError: ``edge_index`` is not int64.
+        ValueError: a node out of range; ``num_views`` below 2; ``num_partners`` not in
+            2 to n - 1; ``num_edits`` below 1 or above the number of partners.
 
     Shapes:
         training: ``(1, n, K, C)``; evaluation: what ``model`` gives.
