@@ -158,7 +158,7 @@ def train_eerm(
     """
     data = make_task(task, make_generator(seed)).to(device)
     histories = []
-    settings = ((1.0, 5), (0.1, 5), (1.0, 1)) if config.full_grid else ((1.0, 5),)
+    settings = ((1.0, 1), (1.0, 5), (0.1, 5)) if config.full_grid else ((1.0, 1),)
     for beta, edits in settings:
         views = EditedViews(
             _model(1, data, config, device, seed),
