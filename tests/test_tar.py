@@ -12,19 +12,25 @@ import torch
 import torch.nn.functional as F
 from icml25 import tar
 from icml25.core import make_generator
+from icml25.tar.comparison import (
+    ShiftConfig,
+    candidates,
+    make_task,
+    mean_and_error,
+    run_eerm,
+    run_imbalance,
+    train_eerm,
+    train_task,
+)
 from icml25.tar.experiments import (
     CBAS_SMALL,
     CostConfig,
     LabelConfig,
-    ShiftConfig,
-    candidates,
     epoch_cost,
     label_orders,
-    make_task,
-    mean_and_error,
-    train_task,
 )
 from torch_geometric.nn import GCN, SAGEConv
+from torch_geometric.utils import to_undirected
 
 GOLDEN = Path(__file__).parent / "golden" / "tar"
 CASES = ("karate", "karate_weighted", "path6_two_components")
@@ -874,3 +880,193 @@ def test_choice_reads_shifted_validation_only():
 def test_mean_and_error():
     mean, error = mean_and_error([1.0, 2.0, 3.0])
     assert mean == 2 and error == pytest.approx(1 / 3**0.5)
+
+
+# --- EERM: training on edited copies of the graph ---
+
+
+class Recorder(torch.nn.Module):
+    """A graph convolution that keeps the edges it saw."""
+
+    def __init__(self, num_features, num_classes):
+        super().__init__()
+        self.conv = SAGEConv(num_features, num_classes)
+
+    def forward(self, x, edge_index):
+        self.seen = edge_index
+        return self.conv(x, edge_index)
+
+
+def dense(edge_index, n):
+    matrix = torch.zeros(n, n, dtype=torch.bool)
+    matrix[edge_index[0], edge_index[1]] = True
+    return matrix
+
+
+def views_of(seed, n=12, num_views=3, **options):
+    torch.manual_seed(seed)
+    pairs = torch.randint(n, (2, 20), generator=make_generator(seed))
+    edges = to_undirected(pairs[:, pairs[0] != pairs[1]], num_nodes=n)
+    views = tar.EditedViews(
+        Recorder(4, 3),
+        edges,
+        n,
+        num_views=num_views,
+        generator=make_generator(seed + 1),
+        **options,
+    )
+    return views, edges, torch.randn(n, 4, generator=make_generator(seed + 2))
+
+
+def copies_seen(views, n, num_views):
+    whole = dense(views.model.seen, n * num_views)
+    blocks = [whole[k * n : (k + 1) * n, k * n : (k + 1) * n] for k in range(num_views)]
+    assert int(whole.sum()) == sum(int(each.sum()) for each in blocks)
+    return blocks
+
+
+@pytest.mark.parametrize("num_partners", [None, 6])
+def test_views_flip_a_few_pairs_of_every_node(num_partners):
+    views, edges, x = views_of(0, num_partners=num_partners, num_edits=2)
+    before = dense(edges, 12)
+    views(x, edges)
+    for after in copies_seen(views, 12, 3):
+        flipped = before ^ after
+        assert torch.equal(flipped, flipped.T) and not flipped.diagonal().any()
+        # Two draws a node, and a pair drawn from both ends flips once.
+        assert (flipped.sum(1) >= 2).all() and 12 <= flipped.sum() / 2 <= 24
+
+
+def test_flipping_every_pair_gives_the_complement():
+    views, edges, x = views_of(1, num_partners=None, num_edits=11)
+    views(x, edges)
+    complement = ~dense(edges, 12) & ~torch.eye(12, dtype=torch.bool)
+    for after in copies_seen(views, 12, 3):
+        assert torch.equal(after, complement)
+
+
+def test_generators_draw_what_their_logits_say():
+    views, edges, x = views_of(2, num_partners=None, num_edits=1)
+    views.edit_logits.data[:, :, 4] = 50.0  # partner v + 5 of every node v
+    views(x, edges)
+    ahead = torch.arange(12)
+    expected = dense(torch.stack([ahead, (ahead + 5) % 12]), 12)
+    for after in copies_seen(views, 12, 3):
+        assert torch.equal(after ^ dense(edges, 12), expected | expected.T)
+    assert views.log_prob.item() == pytest.approx(0, abs=1e-4)
+
+
+def test_neighbours_are_among_the_partners():
+    views, edges, x = views_of(3, num_partners=10, num_edits=10)
+    views(x, edges)
+    for after in copies_seen(views, 12, 3):
+        degree = dense(edges, 12).sum(1)
+        cut = (dense(edges, 12) & ~after).sum(1)
+        assert torch.equal(cut[degree <= 5], degree[degree <= 5])
+
+
+def test_views_leave_the_graph_alone_in_evaluation():
+    views, edges, x = views_of(4, num_partners=6)
+    assert torch.equal(views.eval()(x, edges), views.model(x, edges))
+    assert views.model.seen is edges
+
+
+def test_eerm_descends_variance_and_mean_and_explores_by_reinforce():
+    views, edges, x = views_of(5, num_partners=6, num_edits=2)
+    y = torch.randint(3, (12,), generator=make_generator(6))
+    logits = views(x, edges)[0]
+    risks = torch.stack([F.cross_entropy(logits[:, k], y) for k in range(3)])
+    mean, variance = risks.sum() / 3, (risks - risks.mean()).square().sum() / 2
+    weights = list(views.model.parameters())
+    expected = torch.autograd.grad(variance + 0.7 * mean, weights, retain_graph=True)
+    log_slope = torch.autograd.grad(
+        views.log_prob, views.edit_logits, retain_graph=True
+    )[0]
+    tar.EERM(views, 0.7)(logits, y).backward()
+    for weight, slope in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.grad, slope)
+    # Descent on the objective climbs the log-probability of what made risks differ.
+    torch.testing.assert_close(views.edit_logits.grad, -variance * log_slope)
+    assert log_slope.abs().max() > 0
+
+
+def test_eerm_trains_on_common_data_and_budget():
+    data = make_task("cbas/concept", make_generator(3))
+    both = [train_eerm("cbas/concept", TINY, device="cpu", seed=3) for _ in range(2)]
+    assert both[0][0].loss == both[1][0].loss
+    history = both[0][0]
+    plain = train_task("cbas/concept", TINY, device="cpu", seed=3)[1]
+    assert history.epochs == plain.epochs and len(both[0]) == 1
+    sizes = {name: int(data[f"{name}_mask"].sum()) for name in history.accuracy}
+    for name, size in sizes.items():
+        hits = history.accuracy[name]["EERM beta=1 edits=1"][-1] * size
+        assert hits == pytest.approx(round(hits), abs=1e-3)
+    assert run_eerm(TINY, device=torch.device("cpu"), seed=0)["results"].keys() == set(
+        TINY.tasks
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_views": 1}, "num_views=1: at least 2"),
+        ({"num_edits": 0}, "num_edits=0: 1 to 6, the partners"),
+        ({"num_edits": 7}, "num_edits=7: 1 to 6, the partners"),
+        ({"num_partners": 12}, "num_partners=12: 2 to 11 for 12 nodes, or None"),
+    ],
+)
+def test_bad_views_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        views_of(0, **{"num_partners": 6, **options})
+
+
+def test_eerm_needs_views_in_training():
+    views, edges, x = views_of(0, num_partners=6)
+    y = torch.zeros(12, dtype=torch.int64)
+    with pytest.raises(ValueError, match="beta=0: must be positive"):
+        tar.EERM(views, 0)
+    with pytest.raises(ValueError, match=r"logits have shape \(12, 3\); EERM needs"):
+        tar.EERM(views, 1.0)(views.eval()(x, edges), y)
+
+
+@pytest.mark.benchmark_data("planetoid")
+def test_rare_classes_are_cut_in_training_and_even_in_the_shifted_sets():
+    data = tar.imbalanced("Cora", generator=make_generator(0))
+    assert torch.equal(data.y[data.ood_test_mask].bincount(), torch.full((7,), 60))
+    assert torch.equal(data.y[data.ood_val_mask].bincount(), torch.full((7,), 30))
+    size, kept = data.y.bincount(), data.y[data.train_mask | data.id_val_mask]
+    rare = data.y[data.is_rare].unique()
+    assert len(rare) == 3
+    # Of what the shifted sets leave, a tenth; a tenth of that is the ID test set's.
+    assert (kept.bincount(minlength=7)[rare] <= (size[rare] - 90) / 10).all()
+    with pytest.raises(ValueError, match="num_rare=7: 1 to 6"):
+        tar.imbalanced("Cora", generator=make_generator(0), num_rare=7)
+
+
+@pytest.mark.benchmark_data("planetoid")
+def test_imbalance_reports_where_the_weight_of_rare_classes_goes():
+    tiny = ShiftConfig(
+        ("imbalance/Cora",), num_seeds=1, hidden=8, epochs=3, full_grid=False
+    )
+    found = run_imbalance(tiny, device=torch.device("cpu"), seed=0)["rare"]
+    row = {key: value[0] for key, value in found["imbalance/Cora"].items()}
+    data = make_task("imbalance/Cora", make_generator(0))
+    rare = data.is_rare & data.train_mask
+    assert row["share"] == pytest.approx(
+        int(rare.sum()) / int(data.train_mask.sum()), abs=1e-4
+    )
+    assert row["balanced_mass"] == pytest.approx(3 / 7, abs=1e-4)
+    inside = data.train_mask[data.edge_index].all(0)
+    src, dst = data.edge_index[:, inside]
+    linked = torch.isin(rare.nonzero().squeeze(1), src).double().mean().item()
+    assert row["isolated"] == pytest.approx(1 - linked, abs=1e-4)
+    crossing = src[rare[src] & ~rare[dst]].unique()
+    expected = len(crossing) / int(rare.sum())
+    assert row["beside_common"] == pytest.approx(expected, abs=1e-4)
+    # Mass cannot leave a component: rare nodes hold at most that of theirs.
+    graph = tar.FlowGraph.from_edge_index(
+        data.edge_index, data.num_nodes, mask=data.train_mask
+    )
+    label = graph.components()
+    reach = torch.isin(label, label[data.is_rare[data.train_mask]])
+    assert 0 < row["tar_mass"] <= reach.double().mean().item()

@@ -1,6 +1,8 @@
 """Topology-aware dynamic reweighting for distribution shifts on graphs."""
 
-from icml25.tar.experiments import EXPERIMENTS, ShiftConfig, choose, run_shifts
+from icml25.tar.benchmarks import citation, imbalanced, webkb
+from icml25.tar.comparison import ShiftConfig, choose, run_shifts
+from icml25.tar.experiments import EXPERIMENTS
 from icml25.tar.flow import FlowResult, free_energy, weight_flow, worst_case_limit
 from icml25.tar.graph import FlowGraph
 from icml25.tar.objectives import (
@@ -13,15 +15,18 @@ from icml25.tar.objectives import (
     GroupDRO,
     VREx,
 )
-from icml25.tar.shifts import cbas, citation, good_split, hard_region, webkb
+from icml25.tar.shifts import cbas, good_split, hard_region
 from icml25.tar.theory import GapCurves, error_bounds, transport_cost
 from icml25.tar.training import GCNEnsemble, History, local_worst_case, train
+from icml25.tar.views import EERM, EditedViews
 
 __all__ = [
     "Chi2DRO",
     "ClassBalanced",
+    "EERM",
     "ERM",
     "EXPERIMENTS",
+    "EditedViews",
     "FlowGraph",
     "FlowResult",
     "GCNEnsemble",
@@ -40,6 +45,7 @@ __all__ = [
     "free_energy",
     "good_split",
     "hard_region",
+    "imbalanced",
     "local_worst_case",
     "run_shifts",
     "train",

@@ -1,4 +1,4 @@
-"""The chapter's experiments: every method on one shift, chosen as GOOD prescribes."""
+"""The chapter's experiments and their configurations."""
 
 from __future__ import annotations
 
@@ -8,217 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from icml25.core import Experiment, make_generator
-from icml25.tar.graph import FlowGraph
-from icml25.tar.objectives import (
-    ERM,
-    IRM,
-    KLDRO,
-    TAR,
-    Chi2DRO,
-    ClassBalanced,
-    GroupDRO,
-    VREx,
+from icml25.tar.comparison import (
+    ShiftConfig,
+    make_task,
+    run_eerm,
+    run_imbalance,
+    run_shifts,
 )
-from icml25.tar.shifts import cbas, citation, hard_region, webkb
-from icml25.tar.training import GCNEnsemble, History, Objective, train
+from icml25.tar.graph import FlowGraph
+from icml25.tar.objectives import ERM, TAR
 
-__all__ = [
-    "EXPERIMENTS",
-    "CostConfig",
-    "LabelConfig",
-    "ShiftConfig",
-    "choose",
-    "epoch_cost",
-    "label_orders",
-    "run_shifts",
-    "train_task",
-]
-
-# Accuracies are of the chosen epoch; losses and risks, which training lowers until
-# its end, those of the last.
-CHOSEN_METRICS = ("ood_val_accuracy", "ood_test_accuracy", "id_test_accuracy")
-LAST_METRICS = ("train_loss", "train_risk", "ood_test_loss", "ood_test_risk")
-
-
-@dataclass(frozen=True)
-class ShiftConfig:
-    """One set of data, its shifts, the model and the methods' candidates.
-
-    ``tasks`` are names of :func:`make_task`; everything else is of the model (layers,
-    sizes, Adam) but ``full_grid``: every candidate of every method, not one or two;
-    and ``early_stop``: judge a model at its best epoch on shifted validation (GOOD's
-    rule), not at its last.
-    """
-
-    tasks: tuple[str, ...]
-    num_seeds: int = 4
-    num_layers: int = 2
-    hidden: int = 64
-    dropout: float = 0.5
-    epochs: int = 200
-    lr: float = 5e-3
-    weight_decay: float = 5e-4
-    full_grid: bool = True
-    early_stop: bool = True
-
-
-def make_task(task: str, generator: torch.Generator) -> Data:
-    """The data of a task: ``"cbas/concept"``, ``"Cora/word/covariate"``,
-    ``"webkb-matched/concept"`` (see :func:`~icml25.tar.webkb`),
-    ``"regions/0.2"`` (share of noisy labels).
-
-    Raises:
-        ValueError: no such task.
-    """
-    match task.split("/"):
-        case ["cbas", kind]:
-            return cbas(kind, generator=generator)
-        case ["Cora" | "CiteSeer" as name, domain, kind]:
-            return citation(name, domain, kind, generator=generator)
-        case ["webkb" | "webkb-matched" as name, kind]:
-            matched = name == "webkb-matched"
-            return webkb(kind, match_labels=matched, generator=generator)
-        case ["regions", noise]:
-            return hard_region(noise=float(noise), generator=generator)
-    raise ValueError(
-        f"task={task!r}: allowed are cbas/KIND, Cora/DOMAIN/KIND, "
-        "CiteSeer/DOMAIN/KIND, webkb[-matched]/KIND and regions/NOISE"
-    )
-
-
-def candidates(data: Data, full_grid: bool) -> dict[str, Objective]:
-    """Every method with its settings, by name; the method is the name's first word."""
-    train_nodes = data.train_mask
-    pairs = data.edge_index
-
-    def graph(**options: Any) -> FlowGraph:
-        n = data.num_nodes
-        return FlowGraph.from_edge_index(pairs, n, mask=train_nodes, **options)
-
-    env_id = data.env_id[train_nodes]
-    induced = graph()
-    chosen: dict[str, Objective] = {
-        "ERM": ERM(),
-        "KL-DRO tau=1": KLDRO(1.0),
-        "TAR beta=0.1 steps=20": TAR(induced),
-    }
-    if len(env_id.unique()) > 1:
-        chosen["VREx 1"] = VREx(env_id, 1.0)
-        chosen["GroupDRO 1"] = GroupDRO(env_id, 1.0)
-    if not full_grid:
-        return chosen
-    chosen |= {
-        "KL-DRO tau=0.3": KLDRO(0.3),
-        "KL-DRO tau=3": KLDRO(3.0),
-        "chi2-DRO tau=1": Chi2DRO(1.0),
-        "chi2-DRO tau=3": Chi2DRO(3.0),
-        "balanced": ClassBalanced(),
-        "TAR beta=0.1 steps=5": TAR(induced, steps=5),
-        "TAR beta=0.1 steps=60": TAR(induced, steps=60),
-        "TAR beta=1 steps=20": TAR(induced, beta=1.0),
-        "TAR two hops": TAR(graph(hops=2)),
-        "TAR two hops, normalised": TAR(graph(hops=2, normalise=True)),
-    }
-    if len(env_id.unique()) > 1:
-        chosen |= {
-            "VREx 10": VREx(env_id, 10.0),
-            "GroupDRO 10": GroupDRO(env_id, 10.0),
-            "IRM 0.1": IRM(env_id, 0.1),
-            "IRM 1": IRM(env_id, 1.0),
-            "IRM 10": IRM(env_id, 10.0),
-        }
-    return chosen
-
-
-def train_task(
-    task: str, config: ShiftConfig, *, device: torch.device, seed: int
-) -> tuple[Data, History]:
-    """Train every candidate on one task and one seed, side by side.
-
-    The seed draws the data or its split, the first weights and the dropout, the same
-    for all candidates.
-    """
-    data = make_task(task, make_generator(seed)).to(device)
-    chosen = candidates(data, config.full_grid)
-    model = GCNEnsemble(
-        len(chosen),
-        data.num_features,
-        config.hidden,
-        int(data.y.max()) + 1,
-        num_layers=config.num_layers,
-        dropout=config.dropout,
-        generator=make_generator(seed + 10_000, device),
-    )
-    history = train(
-        model,
-        data,
-        chosen,
-        epochs=config.epochs,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        desc=f"{task}, seed {seed}",
-    )
-    return data, history
-
-
-def run_shifts(
-    config: ShiftConfig, *, device: torch.device, seed: int
-) -> dict[str, Any]:
-    """Every task of ``config`` over ``num_seeds`` seeds from ``seed`` on.
-
-    Returns:
-        ``{"results": {task: {candidate: {metric: [value per seed]}}}}`` and, for each
-        task and method, one text ``"mean +- standard error"`` of the accuracy on the
-        shifted test set. Epoch and candidate are chosen on shifted validation; losses
-        and risks are those at the end of training.
-    """
-    results: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for task in config.tasks:
-        table = results.setdefault(task, {})
-        for each in range(seed, seed + config.num_seeds):
-            _, history = train_task(task, config, device=device, seed=each)
-            for name in history.names:
-                last = history.at(name, -1)
-                best = history.best(name) if config.early_stop else last
-                kept = {metric: best[metric] for metric in CHOSEN_METRICS}
-                kept |= {metric: last[metric] for metric in LAST_METRICS}
-                row = table.setdefault(name, {metric: [] for metric in kept})
-                for metric, value in kept.items():
-                    row[metric].append(round(value, 4))
-    texts = {
-        f"{task} {method}": f"{100 * mean:.1f} +- {100 * error:.1f}"
-        for task, table in results.items()
-        for method, name in choose(table).items()
-        for mean, error in [mean_and_error(table[name]["ood_test_accuracy"])]
-    }
-    return {**texts, "results": results}
-
-
-def choose(table: dict[str, dict[str, list[float]]]) -> dict[str, str]:
-    """Method -> its candidate with the best mean accuracy on shifted validation."""
-    picked: dict[str, str] = {}
-    for name, row in table.items():
-        method = name.split()[0]
-        best = picked.setdefault(method, name)
-        if _mean(row) > _mean(table[best]):
-            picked[method] = name
-    return picked
-
-
-def _mean(row: dict[str, list[float]]) -> float:
-    return sum(row["ood_val_accuracy"]) / len(row["ood_val_accuracy"])
-
-
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean and its standard error over seeds (NaN for a single one)."""
-    if len(values) < 2:
-        return sum(values), float("nan")
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return tensor.mean().item(), (tensor.std() / len(values) ** 0.5).item()
+__all__ = ["EXPERIMENTS", "CostConfig", "LabelConfig", "epoch_cost", "label_orders"]
 
 
 @dataclass(frozen=True)
@@ -333,6 +136,7 @@ _REGIONS = {"num_layers": 1, "lr": 0.1, "weight_decay": 0.0, "early_stop": False
 CORA = ShiftConfig(_shifts("Cora/word", "Cora/degree"), hidden=32)
 CITESEER = ShiftConfig(_shifts("CiteSeer/word"), hidden=32)
 WEBKB = ShiftConfig(_shifts("webkb", "webkb-matched"), hidden=32)
+IMBALANCE = ShiftConfig(("imbalance/Cora", "imbalance/CiteSeer"), hidden=32)
 CBAS = ShiftConfig(_shifts("cbas"), num_seeds=5, epochs=250, **_CBAS)
 CBAS_SMALL = ShiftConfig(
     _shifts("cbas"), num_seeds=3, hidden=32, epochs=100, full_grid=False, **_CBAS
@@ -383,4 +187,19 @@ EXPERIMENTS = {
         paper=ShiftConfig(WEBKB.tasks, **_GOOD),
         summary="WebKB by university (needs webkb)",
     ),
+    "imbalance": Experiment(
+        run_imbalance,
+        laptop=IMBALANCE,
+        paper=ShiftConfig(IMBALANCE.tasks, **_GOOD),
+        summary="three classes cut to a tenth in training (needs planetoid)",
+    ),
+}
+EXPERIMENTS |= {
+    f"{name}-eerm": Experiment(
+        run_eerm,
+        EXPERIMENTS[name].laptop,
+        EXPERIMENTS[name].paper,
+        f"EERM on the tasks of {name}",
+    )
+    for name in ("cbas-small", "cbas", "cora", "citeseer", "webkb")
 }

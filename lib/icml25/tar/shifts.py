@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import networkx as nx
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import degree, to_undirected
+from torch_geometric.utils import to_undirected
 
-from icml25.core import data as registry
-
-__all__ = ["cbas", "citation", "good_split", "hard_region", "webkb"]
+__all__ = ["cbas", "good_split", "hard_region"]
 
 MASKS = ("train_mask", "ood_val_mask", "ood_test_mask", "id_val_mask", "id_test_mask")
 # GOOD's concept shift: five buckets; which train, how many of the candidates each
@@ -19,15 +16,8 @@ MASKS = ("train_mask", "ood_val_mask", "ood_test_mask", "id_val_mask", "id_test_
 _CONCEPT_TRAINS = (True, False, True, True, False)
 _CONCEPT_PICKS = (0.4, 0.6, 0.5, 1.0, 1.0)
 CONCEPT_BIAS = (0.95, 0.95, 0.9, 0.85, 0.5)
-WEBKB_BIAS = (0.85, 0.75, 0.85, 0.8, 0.5)
 _COLORS = ((1, 0, 0, 0.5), (0, 1, 0, 0.7), (0, 0, 1, 0.3))
 _COVARIATE_COLORS = (*_COLORS, (1, 1, 0, 0.4), (0, 1, 1, 0.6))
-# Each university numbers its classes in its own order: own number -> Cornell's.
-_WEBKB_MATCH = {
-    "cornell": (0, 1, 2, 3, 4),
-    "texas": (0, 1, 4, 3, 2),
-    "wisconsin": (1, 0, 3, 2, 4),
-}
 _VAL_COLOR, _TEST_COLOR = (1, 0, 1, 1), (0, 0, 0, 0.1)
 _CONCEPT_COLORS = (*_COLORS, (1, 1, 0, 0.2))
 _CONCEPT_COLORED = (0.95, 0.9, 0.85, 0.8, 0.75)
@@ -96,12 +86,13 @@ def good_split(
             f"domain has {domain.unique().numel()} values, too few to cut off shifted "
             "sets between them"
         )
-    return _masks(env_id, val, test, held_out, generator)
+    return assign_masks(env_id, val, test, held_out, generator)
 
 
-def _masks(
+def assign_masks(
     env_id: Tensor, val: Tensor, test: Tensor, held_out: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
+    """GOOD's five masks: two blocks of ``held_out`` nodes leave training at random."""
     train = (env_id >= 0).nonzero().squeeze(1)
     train = train[torch.randperm(len(train), generator=generator)]
     id_val, id_test = train[:held_out], train[held_out : 2 * held_out]
@@ -229,7 +220,7 @@ def cbas(kind: str, *, generator: torch.Generator) -> Data:
         follows = torch.rand(n, generator=generator) < chance
         x = torch.tensor(_CONCEPT_COLORS)[torch.where(follows, y, random)]
     held_out = 70 if kind == "covariate" else 140
-    split = _masks(env_id, val, test, held_out, generator)
+    split = assign_masks(env_id, val, test, held_out, generator)
     return Data(x=x.float(), edge_index=edge_index, y=y, **split)
 
 
@@ -244,103 +235,6 @@ def _houses(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     y = torch.zeros(300, dtype=torch.int64)
     y = torch.cat([y, torch.tensor([1, 1, 2, 2, 3]).repeat(80)])
     return to_undirected(torch.cat(edges).T), y
-
-
-def citation(
-    name: str, domain: str, kind: str, *, generator: torch.Generator, dim: int = 128
-) -> Data:
-    """Cora or CiteSeer with GOOD's split rule.
-
-    Args:
-        name: ``"Cora"`` or ``"CiteSeer"``.
-        domain: ``"word"`` (number of words of a paper) or ``"degree"``.
-        kind: ``"covariate"`` or ``"concept"``.
-        generator: CPU generator.
-        dim: singular directions of the word matrix kept as features.
-
-    Raises:
-        ValueError: an unknown ``domain``.
-        DataError: the files are not here (see ``python -m icml25 data planetoid``).
-    """
-    from torch_geometric.datasets import Planetoid
-
-    data = Planetoid(str(registry.working_copy("planetoid")), name)[0]
-    if domain == "word":
-        value = (data.x > 0).sum(1)
-    elif domain == "degree":
-        value = degree(data.edge_index[0], data.num_nodes).long()
-    else:
-        raise ValueError(f"domain={domain!r}: allowed are 'word' and 'degree'")
-    split = good_split(value, data.y, kind, generator=generator)
-    x = _reduce(data.x, dim)
-    return Data(x=x, edge_index=to_undirected(data.edge_index), y=data.y, **split)
-
-
-def webkb(
-    kind: str,
-    *,
-    generator: torch.Generator,
-    dim: int = 128,
-    match_labels: bool = False,
-) -> Data:
-    """Web pages of three universities as one graph, split by university.
-
-    *Covariate*: Cornell and Texas train (two environments), Wisconsin is halved into
-    the shifted sets. *Concept*: as :func:`good_split`, with GOOD's bias for WebKB.
-
-    Args:
-        kind: ``"covariate"`` or ``"concept"``.
-        generator: CPU generator.
-        dim: singular directions of the word matrix kept as features.
-        match_labels: renumber the classes of Texas and Wisconsin in Cornell's order.
-            The files number them differently: without it, a classifier that is right
-            at Wisconsin counts as wrong (found by classifying one university with the
-            words of another).
-
-    Raises:
-        ValueError: an unknown ``kind``.
-        DataError: the files are not here (see ``python -m icml25 data webkb``).
-
-    Notes:
-        GOOD reads files in which Cornell's pages are those of Texas; these copies
-        hold Cornell's own.
-    """
-    if kind not in ("covariate", "concept"):
-        raise ValueError(f"kind={kind!r}: allowed are 'covariate' and 'concept'")
-    x, y, edges, school = [], [], [], []
-    for place, name in enumerate(("cornell", "texas", "wisconsin")):
-        with np.load(registry.fetch("webkb", f"{name}.npz")) as stored:
-            edges.append(torch.as_tensor(stored["edges"]) + sum(map(len, y)))
-            x.append(torch.as_tensor(stored["node_features"]))
-            label = torch.as_tensor(stored["node_labels"])
-        if match_labels:
-            label = torch.tensor(_WEBKB_MATCH[name])[label]
-        y.append(label)
-        school.append(torch.full((len(y[-1]),), place))
-    school, y = torch.cat(school), torch.cat(y)
-    if kind == "concept":
-        split = good_split(school, y, kind, generator=generator, bias=WEBKB_BIAS)
-    else:
-        env_id = torch.where(school < 2, school, -1)
-        shifted = (school == 2).nonzero().squeeze(1)
-        shifted = shifted[torch.randperm(len(shifted), generator=generator)]
-        val, test = torch.zeros(2, len(y), dtype=torch.bool)
-        val[shifted[: len(shifted) // 2]] = True
-        test[shifted[len(shifted) // 2 :]] = True
-        split = _masks(env_id, val, test, len(y) // 10, generator)
-    edge_index = to_undirected(torch.cat(edges).T)
-    return Data(x=_reduce(torch.cat(x), dim), edge_index=edge_index, y=y, **split)
-
-
-def _reduce(x: Tensor, dim: int) -> Tensor:
-    """Leading singular directions, scaled to unit mean square."""
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.linalg import svds
-
-    start = np.ones(min(x.shape))
-    left, size, _ = svds(csr_matrix(x.double().numpy()), k=dim, v0=start)
-    reduced = torch.as_tensor((left * size)[:, ::-1].copy(), dtype=torch.float32)
-    return reduced / reduced.square().mean().sqrt()
 
 
 def hard_region(
@@ -392,7 +286,7 @@ def hard_region(
     val = in_disc & (role > 0.4) & (role < 0.6)
     test = in_disc & (role >= 0.6)
     env_id = torch.where(val | test, -1, 0)
-    split = _masks(env_id, val, test, n // 10, generator)
+    split = assign_masks(env_id, val, test, n // 10, generator)
     noisy = split["train_mask"] & (torch.rand(n, generator=generator) < noise)
     y[noisy] = torch.randint(2, (int(noisy.sum()),), generator=generator)
     return Data(
