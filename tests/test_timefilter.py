@@ -161,6 +161,8 @@ OPTIONS = [
     {"filter": "routed", "top_p": 0.0, "mask": "minus_inf"},
     {"filter": ("S",), "alpha": 0.0},
     {"filter": ("T",), "mask": "minus_inf"},
+    {"filter": ("T",), "mask": "minus_inf", "alpha": 0.4},
+    {"filter": ("S", "T"), "mask": "minus_inf", "alpha": 0.6},
     {"filter": ("S", "ST")},
     {"filter": ("S", "T", "ST"), "mask": "minus_inf", "alpha": 0.5},
 ]
@@ -208,7 +210,9 @@ def test_gradients_of_the_lean_filter(zero_mask, removed):
     make = {"dtype": torch.float64, "requires_grad": True}
     left, right, values = (torch.randn(2, 12, 3, **make) for _ in range(3))
     gates = torch.rand(2, 12, 3, dtype=torch.float64).add_(0.2).requires_grad_()
-    edges = fused.Edges(4, removed, zero_mask)
+    own = torch.eye(12, dtype=torch.float64)
+    unranked = None if zero_mask else own.masked_fill(own > 0, float("inf"))
+    edges = fused.Edges(4, removed, unranked)
 
     def mean(left, right, values, gates):
         return fused.FilteredMean.apply(left, right, values, gates, None, edges, 0.0)
@@ -302,32 +306,36 @@ def test_no_array_of_all_edges_is_kept_between_the_passes():
         assert len(large) == (dropout > 0)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("mask, apart", [("minus_inf", True), ("zero", False)])
-def test_only_true_removal_makes_channels_independent(mask, apart):
+def test_only_true_removal_makes_channels_independent(mask, apart, alpha):
     torch.manual_seed(8)
-    model = TimeFilter(
-        3, 24, 8, patch_len=6, dim=8, dim_ff=8, filter=("T",), mask=mask, alpha=0.0
-    ).eval()
-    x = torch.randn(2, 24, 3)
+    sizes = {"patch_len": 4, "dim": 8, "dim_ff": 8, "filter": ("T",), "mask": mask}
+    model = TimeFilter(3, 24, 8, alpha=alpha, **sizes).eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.graph.left.weight.mul_(4)  # so that the ranking has a say
+    x = torch.randn(64, 24, 3)
     other = x.clone()
-    other[..., 1] = torch.randn(2, 24)
-    gap = (model(x).y - model(other).y)[..., [0, 2]].abs().max().item()
-    assert (gap == 0) == apart
+    other[..., 1] = torch.randn(64, 24)
+    same = torch.equal(model(x).y[..., [0, 2]], model(other).y[..., [0, 2]])
+    assert same == apart
 
 
-def test_the_k_nearest_step_ranks_whole_rows_whatever_is_closed():
-    """So with alpha above 0 a temporal filter's channels are not quite independent."""
+@pytest.mark.parametrize("filter", [("T",), ("S",), ("S", "T"), ("ST",), ()])
+def test_fixed_filters_rank_open_edges_only(filter):
+    """A share alpha of a row's open edges is dropped, whatever the closed ones are."""
     torch.manual_seed(8)
-    for alpha in (0.0, 0.3):
-        layer = GraphFilter(3, 4, 8, filter=("T",), mask="minus_inf", alpha=alpha)
-        h = torch.randn(16, 12, 8).mul_(3)
-        other = h.clone()
-        other[:, 4:8] = torch.randn(16, 4, 8)
-        moved = (layer(h)[0] - layer(other)[0])[:, :4].abs().max().item()
-        assert (moved > 0) == (alpha > 0)
-        weights = layer.weights(other).weights
-        closed = region_map(3, 4).expand_as(weights) % 2 == 0
-        assert not weights[closed].any()
+    layer = GraphFilter(5, 6, 8, filter=filter, mask="minus_inf", alpha=0.4)
+    weights = layer.weights(torch.randn(4, 30, 8)).weights
+    kinds = region_map(5, 6)
+    open_kinds = [3, *(("S", "T", "ST").index(name) for name in filter)]
+    is_open = torch.isin(kinds, torch.tensor(open_kinds))
+    assert not weights[~is_open.expand_as(weights)].any()
+    num_open = is_open.sum(1)[0].item()
+    kept = num_open - int(0.4 * num_open)
+    assert ((weights > 0).sum(-1) == kept).all()
+    assert (weights.diagonal(dim1=-2, dim2=-1) > 0).all()
 
 
 def test_released_router_gets_no_gradient_from_the_forecast():

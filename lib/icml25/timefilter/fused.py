@@ -9,7 +9,6 @@ arrays of four bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,11 +24,19 @@ _gelu_backward = torch.ops.aten.gelu_backward
 
 
 class Edges(NamedTuple):
-    """How edges are removed: ``removed`` weakest a row; by zeros, or for good."""
+    """How edges are removed: the ``removed`` weakest of each row, and closed regions.
+
+    With ``unranked`` removal is for good, without it by zeros. It is ``(L, L)``,
+    infinite where an edge takes no part in the ranking and zero elsewhere.
+    """
 
     channels: int
     removed: int
-    zero_mask: bool
+    unranked: Tensor | None
+
+    @property
+    def zero_mask(self) -> bool:
+        return self.unranked is None
 
 
 class Dropout(torch.nn.Dropout):
@@ -68,10 +75,8 @@ def _kept(adjacency: Tensor, threshold: Tensor, edges: Edges) -> Tensor:
 
 
 def _threshold(adjacency: Tensor, edges: Edges) -> Tensor:
-    if not edges.zero_mask:
-        # Where removal is for good, the self edge does not take part in it.
-        adjacency = adjacency.clone()
-        adjacency.diagonal(dim1=1, dim2=2).fill_(math.inf)
+    if edges.unranked is not None:
+        adjacency = adjacency + edges.unranked
     return smallest(adjacency, edges.removed)
 
 

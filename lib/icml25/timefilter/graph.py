@@ -186,9 +186,10 @@ class GraphFilter(nn.Module):
             ``()`` leaves each token its own score.
         mask: ``"zero"`` multiplies removed scores by zero before the softmax, as
             released (a removed edge keeps weight :math:`e^0/Z`); ``"minus_inf"``
-            removes it (the self edge always stays). The k-nearest step ranks the
-            whole row first: with ``alpha`` above 0, which open edges survive it still
-            depends on the scores of closed ones.
+            removes it (the self edge always stays). With fixed regions the k-nearest
+            step then ranks the open edges only and removes a share ``alpha`` of them,
+            so that nothing depends on a closed edge. A router reads the whole row, so
+            there the whole row is ranked.
         router: ``"released"`` or ``"repaired"``, see :class:`RegionRouter`.
         dropout: share of the weights dropped in training.
 
@@ -228,7 +229,6 @@ class GraphFilter(nn.Module):
         _check_range("dropout", dropout, 0 <= dropout < 1, "at least 0 and below 1")
         _check_choice("mask", mask, ("zero", "minus_inf"))
         self.channels, self.patches, self.num_heads = channels, patches, num_heads
-        self.num_removed = int(alpha * tokens)
         self.mask = mask
         self.dropout = dropout
         self.left = nn.Linear(dim // num_heads, dim // num_heads)
@@ -239,6 +239,16 @@ class GraphFilter(nn.Module):
             self.router = RegionRouter(tokens, top_p=top_p, kind=router)
         regions = () if filter == "routed" else _regions(filter)
         self.fixed = tuple(name in regions for name in REGIONS)
+        ranked, unranked = tokens, None
+        if mask == "minus_inf":
+            kinds = region_map(channels, patches)
+            closed = [k for k in range(3) if not (self.router or self.fixed[k])]
+            out_of_rank = torch.isin(kinds, torch.tensor([*closed, 3], device="cpu"))
+            ranked = tokens - int(torch.isin(kinds[0], kinds.new_tensor(closed)).sum())
+            unranked = torch.where(out_of_rank, math.inf, 0.0).to(self.value.weight)
+        self.num_removed = int(alpha * ranked)
+        # Added before ranking; not persistent: it follows from the options.
+        self.register_buffer("unranked", unranked, persistent=False)
 
     def forward(
         self, h: Tensor, noise: Tensor | None = None
@@ -255,7 +265,7 @@ class GraphFilter(nn.Module):
                 left, right, values, removed=self.num_removed, dropout=dropout
             )
         else:
-            edges = fused.Edges(self.channels, self.num_removed, self.mask == "zero")
+            edges = fused.Edges(self.channels, self.num_removed, self.unranked)
             threshold = None
             if self.router is None:
                 gates = self._fixed_gates(left)
@@ -300,9 +310,8 @@ class GraphFilter(nn.Module):
         if not self.num_removed:
             return torch.ones_like(scores, dtype=torch.bool)
         ranked = scores.detach()
-        if self.mask == "minus_inf":
-            own = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            ranked = ranked.masked_fill(own, math.inf)
+        if self.unranked is not None:
+            ranked = ranked + self.unranked
         return ranked > fused.smallest(ranked, self.num_removed)
 
     def _pairs(self, h: Tensor) -> tuple[Tensor, Tensor]:
