@@ -242,23 +242,32 @@ def test_lean_form_equals_the_readable_form(options, dtype):
 @pytest.mark.parametrize("zero_mask", [True, False])
 @pytest.mark.parametrize("removed", [0, 4])
 def test_gradients_of_the_lean_filter(zero_mask, removed):
+    """With gates that are smooth in the logits, all gradients are exact."""
     torch.manual_seed(2)
     make = {"dtype": torch.float64, "requires_grad": True}
     left, right, values = (torch.randn(2, 12, 3, **make) for _ in range(3))
-    gates = torch.rand(2, 12, 3, dtype=torch.float64).add_(0.2).requires_grad_()
     own = torch.eye(12, dtype=torch.float64)
     unranked = None if zero_mask else own.masked_fill(own > 0, float("inf"))
     edges = fused.Edges(4, removed, unranked)
+    gates = torch.rand(2, 12, 3, dtype=torch.float64).add_(0.2)
+    noise = torch.randn(2, 12, 3, dtype=torch.float64)
 
-    def mean(left, right, values, gates):
-        return fused.FilteredMean.apply(left, right, values, gates, None, edges, 0.0)
+    def fixed(left, right, values):
+        mean = fused.FilteredMean.apply
+        return mean(left, right, values, gates, None, edges, 0.0)[0]
 
-    def logits(left, right, weight):
-        return fused.RowLogits.apply(left, right, weight, edges, False)[0]
+    def decide(logits, noise):
+        return (logits + noise).sigmoid() + 0.2
 
-    assert torch.autograd.gradcheck(mean, (left, right, values, gates))
-    weight = torch.randn(6, 12, **make)
-    assert torch.autograd.gradcheck(logits, (left, right, weight))
+    router = fused.Router(noise, decide, scaled=False, learns=True)
+
+    def routed(left, right, values, weight):
+        mean = fused.FilteredMean.apply
+        return mean(left, right, values, weight, router, edges, 0.0)
+
+    assert torch.autograd.gradcheck(fixed, (left, right, values))
+    weight = torch.randn(3, 12, **make)
+    assert torch.autograd.gradcheck(routed, (left, right, values, weight))
 
 
 @pytest.mark.parametrize("top_p", [0.0, 0.5])

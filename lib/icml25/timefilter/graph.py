@@ -117,25 +117,34 @@ class RegionRouter(nn.Module):
         return self.gate.weight
 
     def choose(self, logits: Tensor, noise: Tensor | None = None) -> Routing:
-        """Turn logits ``(B, H, L, 3 or 6)`` into gates."""
+        """Turn logits ``(B, H, L, 3 or 6)`` into gates, and price them."""
+        gates, probs, ranked = self._decide(logits, noise)
+        repaired = self.kind == "repaired"
+        loss = _load_loss(probs) if repaired else _released_loss(ranked, probs)
+        return Routing(gates, probs, loss)
+
+    def decide(self, logits: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Turn logits ``(..., 3 or 6)`` into gates."""
+        return self._decide(logits, noise)[0]
+
+    def _decide(self, logits, noise):
+        # (..., k) -> (k, ...): operations over three neighbours in memory are slow.
+        logits = logits.movedim(-1, 0).contiguous()
         if self.training:
-            logits, spread = logits.chunk(2, -1)
-            noise = torch.randn_like(logits) if noise is None else noise
+            logits, spread = logits.chunk(2)
+            noise = torch.randn_like(logits) if noise is None else noise.movedim(-1, 0)
             logits = logits + noise * (F.softplus(spread) + 0.01)
-        probs = logits.softmax(-1)
-        ranked, order = probs.sort(-1, descending=True)
+        probs = logits.softmax(0)
+        ranked, order = probs.sort(0, descending=True)
         # A region is kept when the more likely ones have not yet exceeded top_p.
-        before = ranked.detach().cumsum(-1) - ranked.detach()
+        before = ranked.detach().cumsum(0) - ranked.detach()
         kept = (before <= self.top_p).to(probs.dtype)
         if self.top_p == 1:
             kept = torch.ones_like(kept)
-        gates = torch.zeros_like(probs).scatter(-1, order, kept)
+        gates = torch.zeros_like(probs).scatter(0, order, kept)
         if self.kind == "repaired":
-            loss = _load_loss(probs)
             gates = gates + probs - probs.detach()
-        else:
-            loss = _released_loss(ranked * kept, probs)
-        return Routing(gates, probs, loss)
+        return [x.movedim(0, -1) for x in (gates, probs, ranked * kept)]
 
 
 def _released_loss(ranked: Tensor, probs: Tensor) -> Tensor:
@@ -266,22 +275,19 @@ class GraphFilter(nn.Module):
             )
         else:
             edges = fused.Edges(self.channels, self.num_removed, self.unranked)
-            threshold = None
             if self.router is None:
-                gates = self._fixed_gates(left)
+                steering, router = self._fixed_gates(left), None
             else:
-                logits, threshold = fused.RowLogits.apply(
-                    left,
-                    right,
-                    self.router.weight(),
-                    edges,
-                    self.router.kind == "repaired",
-                )
-                routing = self.router.choose(logits.unflatten(0, (batch, heads)), noise)
-                gates = routing.gates.flatten(0, 1)
-            out = fused.FilteredMean.apply(
-                left, right, values, gates, threshold, edges, dropout
+                steering, router = self.router.weight(), self._router(left, noise)
+            out, logits = fused.FilteredMean.apply(
+                left, right, values, steering, router, edges, dropout
             )
+            if router is not None:
+                noise = router.noise
+                routing = self.router.choose(
+                    logits.unflatten(0, (batch, heads)),
+                    None if noise is None else noise.unflatten(0, (batch, heads)),
+                )
         # (B H, L, d/H) -> (B, L, d)
         return out.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2), routing
 
@@ -316,8 +322,20 @@ class GraphFilter(nn.Module):
 
     def _pairs(self, h: Tensor) -> tuple[Tensor, Tensor]:
         # (B, L, d) -> (B, H, L, d/H)
-        split = h.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        split = h.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).contiguous()
         return self.left(split), self.right(split)
+
+    def _router(self, left: Tensor, noise: Tensor | None) -> fused.Router:
+        if not self.training:
+            noise = None
+        elif noise is None:
+            noise = torch.randn(
+                *left.shape[:2], 3, device=left.device, dtype=left.dtype
+            )
+        else:
+            noise = noise.flatten(0, 1)
+        repaired = self.router.kind == "repaired"
+        return fused.Router(noise, self.router.decide, repaired, repaired)
 
     def _fixed_gates(self, rows: Tensor) -> Tensor:
         gates = rows.new_tensor(self.fixed, dtype=rows.dtype)
