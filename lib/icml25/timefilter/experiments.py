@@ -232,8 +232,8 @@ EXPERIMENTS = {
     ),
     "leadlag-long": Experiment(
         compare_lead_lag,
-        replace(LEAD_LAG, epochs=20),
-        summary="followers of known leaders, four times the epochs",
+        replace(LEAD_LAG, epochs=10, models=("S+T+ST", "S", "routed", "repaired")),
+        summary="followers of known leaders, twice the epochs",
     ),
     "ETTh1-96-linear": Experiment(
         compare,

@@ -104,7 +104,7 @@ class Router(NamedTuple):
 class FilteredMean(torch.autograd.Function):
     """Route, filter, softmax, drop, renormalise and average the values.
 
-    ``left``, ``right``, ``values`` and the mean are ``(Q, L, d)``. ``routing`` holds the
+    ``left``, ``right``, ``values`` and the mean are ``(Q, L, d)``. ``routing`` is the
     weight ``(K, L)`` of a router's logits, which are returned too, or without a router
     the gates ``(Q, L, 3)`` themselves.
     """
