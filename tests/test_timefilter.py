@@ -9,6 +9,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ from icml25.timefilter import (
     released_state,
 )
 from icml25.timefilter.checks import load_released, released_gaps
-from icml25.timefilter.experiments import LEAD_LAG, compare_lead_lag
+from icml25.timefilter.experiments import LEAD_LAG, compare_lead_lag, load
 from icml25.timefilter.released import DATASETS, SETTINGS, Config
 from icml25.timefilter.series import (
     Series,
@@ -589,16 +591,50 @@ def test_thirteen_data_sets_with_four_horizons_each():
         assert len(plain) == (3 if name.startswith("PEMS") else 4)
 
 
-@pytest.mark.parametrize("data", ["ETTh1", "ETTm2", "Weather", "Solar", "PEMS08"])
+@pytest.mark.parametrize("data", DATASETS)
 def test_released_settings_run(data):
-    name, setting = next((k, s) for k, s in SETTINGS.items() if s.data == data)
+    """Each set's first setting, at full size, on one window."""
+    torch.manual_seed(15)
+    setting = next(s for s in SETTINGS.values() if s.data == data)
     channels = DATASETS[data].channels
     model = build("routed", setting, channels)
     forecast = model(torch.randn(1, setting.lookback, channels))
+    assert forecast.y.shape == (1, setting.horizon, channels)
     (forecast.y.square().mean() + forecast.routing_loss).backward()
     assert all(
         torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None
     )
+
+
+@pytest.mark.parametrize("data", [d for d in DATASETS if not d.startswith("ETTh")])
+def test_a_file_in_the_data_folder_is_read_and_split(data, tmp_path, monkeypatch):
+    known, setting = (
+        DATASETS[data],
+        next(s for s in SETTINGS.values() if s.data == data),
+    )
+    rows = sum(known.rows) + 80 if known.rows else 4000
+    values = np.random.default_rng(0).normal(size=(rows, 3)).astype("float32")
+    path = tmp_path / "timefilter" / known.file
+    path.parent.mkdir()
+    if path.suffix == ".npz":
+        np.savez(path, data=np.stack((values, 0 * values, 0 * values), -1))
+    elif path.suffix == ".txt":
+        np.savetxt(path, values, delimiter=",")
+    else:
+        table = pd.DataFrame(values, columns=["a", "b", "c"])
+        table.insert(0, "date", pd.date_range("2020", periods=rows, freq="h"))
+        table.to_csv(path, index=False)
+    monkeypatch.setenv("ICML25_DATA", str(tmp_path))
+    split = load(setting)
+    train, test = (
+        known.rows[::2]
+        if known.rows
+        else (int(rows * share) for share in known.fractions)
+    )
+    assert len(split.train) == train
+    assert len(split.test) == test + setting.lookback
+    back = split.train[:2] * split.std + split.mean
+    torch.testing.assert_close(back, torch.from_numpy(values[:2]), atol=1e-5, rtol=1e-5)
 
 
 def test_lead_lag_experiment_reports_plain_numbers():
@@ -659,10 +695,50 @@ def test_input_shape_and_finiteness_are_checked():
     x = torch.randn(2, 24, 3)
     with pytest.raises(ValueError, match=r"x holds torch.int64; a floating"):
         model(torch.ones(2, 24, 3, dtype=torch.int64))
+    with pytest.raises(
+        ValueError, match="x holds torch.float64 and the model torch.fl"
+    ):
+        model(torch.randn(2, 24, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"shape \(0, 24, 3\): it holds no window"):
+        model(torch.randn(0, 24, 3))
+    with pytest.raises(TypeError, match="x is a list; a tensor is needed"):
+        model([[1.0]])
+    with pytest.raises(ValueError, match="noise holds 1 draws; one for each of the 2"):
+        model(x, [torch.randn(2, 4, 12, 3)])
     x[0, 3, 1] = float("nan")
     for mode in (model.eval(), model.train()):
         with pytest.raises(ValueError, match=r"channel \[1\] holds NaN"):
             mode(x)
+
+
+def test_filter_and_router_name_a_wrong_shape():
+    layer = GraphFilter(3, 4, 8)
+    with pytest.raises(ValueError, match=r"\(2, 11, 8\); \(batch, tokens=12, dim=8\)"):
+        layer(torch.randn(2, 11, 8))
+    with pytest.raises(
+        ValueError, match=r"noise has shape \(2, 4, 5, 3\); \(2, 4, 12, 3"
+    ):
+        layer(torch.randn(2, 12, 8), torch.randn(2, 4, 5, 3))
+    with pytest.raises(ValueError, match="rows of tokens=12 scores"):
+        layer.router(torch.randn(2, 4, 12, 11))
+    with pytest.raises(ValueError, match="tokens=0"):
+        RegionRouter(0)
+    with pytest.raises(TypeError, match="filter=None: give 'routed' or a sequence"):
+        GraphFilter(3, 4, 8, filter=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", ["zero", "minus_inf"])
+@pytest.mark.parametrize("filter", ["routed", ("T",)])
+def test_half_precision_stays_finite(dtype, mask, filter):
+    torch.manual_seed(14)
+    options = {"filter": filter, "mask": mask, "alpha": 0.4, "dropout": 0.2}
+    model = TimeFilter(**SIZES, **options).to(dtype)
+    forecast = model(torch.randn(4, 24, 3, dtype=dtype))
+    forecast.y.float().square().mean().backward()
+    assert forecast.y.dtype == dtype and torch.isfinite(forecast.y).all()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("kind", [DLinear, NLinear, RLinear])

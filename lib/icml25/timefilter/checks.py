@@ -89,7 +89,7 @@ def _gap(ours: Tensor, theirs: Tensor) -> float:
 
 
 def cost(forward: Callable[[], Tensor], *, repeats: int = 3) -> tuple[float, int]:
-    """Seconds of a forward and backward pass, and bytes kept between the two.
+    """Processor seconds of a forward and backward pass; bytes kept between the two.
 
     Args:
         forward: computes a scalar.
@@ -106,7 +106,7 @@ def cost(forward: Callable[[], Tensor], *, repeats: int = 3) -> tuple[float, int
         forward()
     seconds = float("inf")
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         forward().backward()
-        seconds = min(seconds, time.perf_counter() - begin)
+        seconds = min(seconds, time.process_time() - begin)
     return seconds, sum(kept.values())

@@ -82,7 +82,13 @@ def _threshold(adjacency: Tensor, edges: Edges) -> Tensor:
 
 def row_scale(rows: Tensor) -> Tensor:
     """One over the root mean square of each row: ``(..., 1)``, no gradient."""
-    return rows.detach().square().mean(-1, keepdim=True).add(1e-12).rsqrt()
+    size = rows.detach().square().mean(-1, keepdim=True)
+    return size.add(_small(rows)).rsqrt()
+
+
+def _small(x: Tensor) -> float:
+    """What keeps a divisor above zero, in half precision too."""
+    return max(1e-12, torch.finfo(x.dtype).tiny)
 
 
 class Router(NamedTuple):
@@ -228,7 +234,8 @@ def _mask(kept: Tensor | None, gates: Tensor, edges: Edges) -> Tensor:
     temporal.copy_(grid[..., 1].mT.unsqueeze(2))
     own.fill_(1.0 if edges.zero_mask else 0.0)
     if kept is not None and not edges.zero_mask:
-        mask.add_(kept - 1, alpha=1e30)  # exp of this is exactly zero
+        # The exponential of this is exactly zero, in half precision too.
+        mask.add_(kept - 1, alpha=torch.finfo(mask.dtype).max)
     return mask
 
 
@@ -237,7 +244,7 @@ def _weights(z: Tensor, drawn: Tensor | None, at: slice) -> Tensor:
     if drawn is not None:
         weights.mul_(drawn[at].to(weights.dtype))
         # A row that lost every edge has no mean: its output is zero.
-        weights.div_(weights.sum(-1, keepdim=True).clamp_(min=1e-12))
+        weights.div_(weights.sum(-1, keepdim=True).clamp_(min=_small(weights)))
     return weights
 
 
@@ -274,7 +281,7 @@ def self_gated_mean(
         return (values.sum(1, keepdim=True) + extra * values) / (left.shape[1] + extra)
     sums, count, drawn = _DrawnSum.apply(values, dropout)
     extra = extra * drawn
-    return (sums + extra * values) / (count + extra).clamp(min=1e-12)
+    return (sums + extra * values) / (count + extra).clamp(min=_small(values))
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ class RegionRouter(nn.Module):
             the *load of the three regions*.
 
     Raises:
-        ValueError: ``top_p`` outside [0, 1], or an unknown ``kind``.
+        ValueError: no token, ``top_p`` outside [0, 1], or an unknown ``kind``.
 
     Source:
         The authors' code; the paper's figure 3 names the two losses.
@@ -90,6 +90,7 @@ class RegionRouter(nn.Module):
         self, tokens: int, *, top_p: float = 0.5, kind: str = "released"
     ) -> None:
         super().__init__()
+        check_counts(tokens=tokens)
         _check_choice("router", kind, ("released", "repaired"))
         _check_range("top_p", top_p, 0 <= top_p <= 1, "from 0 to 1")
         self.top_p = top_p
@@ -105,6 +106,11 @@ class RegionRouter(nn.Module):
             noise: ``(B, H, L, 3)`` standard normal draws; drawn here if ``None``; used
                 in training mode only.
         """
+        if rows.shape[-1] != self.gate.in_features:
+            raise ValueError(
+                f"rows has shape {tuple(rows.shape)}; rows of "
+                f"tokens={self.gate.in_features} scores are needed"
+            )
         logits = F.linear(rows, self.weight())
         if self.kind == "repaired":
             logits = logits * fused.row_scale(rows)
@@ -262,7 +268,22 @@ class GraphFilter(nn.Module):
     def forward(
         self, h: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Routing | None]:
-        """Filter tokens ``(B, L, d)``; returns the same shape and the routing."""
+        """Filter tokens ``(B, L, d)``; returns the same shape and the routing.
+
+        Raises:
+            ValueError: a shape that does not fit; ``noise`` is ``(B, H, L, 3)``.
+        """
+        tokens, dim = self.channels * self.patches, self.value.in_features
+        if h.ndim != 3 or h.shape[1:] != (tokens, dim):
+            raise ValueError(
+                f"h has shape {tuple(h.shape)}; (batch, tokens={tokens}, dim={dim}) is "
+                "needed"
+            )
+        wanted = (len(h), self.num_heads, tokens, 3)
+        if noise is not None and noise.shape != wanted:
+            raise ValueError(
+                f"noise has shape {tuple(noise.shape)}; {wanted} is needed"
+            )
         left, right = self._pairs(h)
         values = self.value(h).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         batch, heads = left.shape[:2]
@@ -343,6 +364,8 @@ class GraphFilter(nn.Module):
 
 
 def _regions(filter: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(filter, str | Sequence):
+        raise TypeError(f"filter={filter!r}: give 'routed' or a sequence of regions")
     names = (filter,) if isinstance(filter, str) else tuple(filter)
     if unknown := [name for name in names if name not in REGIONS]:
         raise ValueError(
