@@ -34,8 +34,7 @@ SMALL = Config(
     lr=1e-3,
     batch_size=64,
     epochs=5,
-    # No weight on closed edges; but `alpha` ranks whole rows, closed edges included.
-    mask="minus_inf",
+    mask="minus_inf",  # fixed filters: nothing from a closed edge
 )
 AIRPORTS = replace(
     SMALL,
@@ -231,15 +230,30 @@ EXPERIMENTS = {
         replace(AIRPORTS, **LINEAR_BUDGET),
         summary="linear models on the airports, ten epochs",
     ),
+    "leadlag-long": Experiment(
+        compare_lead_lag,
+        replace(LEAD_LAG, epochs=10, models=("S+T+ST", "S", "routed", "repaired")),
+        summary="followers of known leaders, twice the epochs",
+    ),
     "ETTh1-96-linear": Experiment(
         compare,
         replace(BENCHMARK, **LINEAR_BUDGET),
         summary="linear models on ETTh1, ten epochs",
     ),
+    "ETTh2-96-linear": Experiment(
+        compare,
+        replace(BENCHMARK, data="ETTh2", **LINEAR_BUDGET),
+        summary="linear models on ETTh2, ten epochs",
+    ),
     "exchange-96": Experiment(
         compare,
         replace(BENCHMARK, data="exchange_rate"),
         summary="exchange rates, nearly a random walk",
+    ),
+    "exchange-96-linear": Experiment(
+        compare,
+        replace(BENCHMARK, data="exchange_rate", **LINEAR_BUDGET),
+        summary="linear models on exchange rates, ten epochs",
     ),
 } | {
     name: Experiment(

@@ -9,8 +9,7 @@ arrays of four bytes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +24,19 @@ _gelu_backward = torch.ops.aten.gelu_backward
 
 
 class Edges(NamedTuple):
-    """How edges are removed: ``removed`` weakest a row; by zeros, or for good."""
+    """How edges are removed: the ``removed`` weakest of each row, and closed regions.
+
+    With ``unranked`` removal is for good, without it by zeros. It is ``(L, L)``,
+    infinite where an edge takes no part in the ranking and zero elsewhere.
+    """
 
     channels: int
     removed: int
-    zero_mask: bool
+    unranked: Tensor | None
+
+    @property
+    def zero_mask(self) -> bool:
+        return self.unranked is None
 
 
 class Dropout(torch.nn.Dropout):
@@ -68,138 +75,168 @@ def _kept(adjacency: Tensor, threshold: Tensor, edges: Edges) -> Tensor:
 
 
 def _threshold(adjacency: Tensor, edges: Edges) -> Tensor:
-    if not edges.zero_mask:
-        # Where removal is for good, the self edge does not take part in it.
-        adjacency = adjacency.clone()
-        adjacency.diagonal(dim1=1, dim2=2).fill_(math.inf)
+    if edges.unranked is not None:
+        adjacency = adjacency + edges.unranked
     return smallest(adjacency, edges.removed)
-
-
-class RowLogits(torch.autograd.Function):
-    """``rows @ weight.T`` for the rows of kept scores; also each row's threshold."""
-
-    @staticmethod
-    def forward(ctx, left, right, weight, edges, scaled):
-        logits = left.new_empty(*left.shape[:2], len(weight))
-        scale = left.new_ones(*left.shape[:2], 1)
-        threshold = left.new_empty(*left.shape[:2], 1)
-        for at in _slices(left):
-            rows = F.gelu(left[at] @ right[at].mT)
-            if edges.removed:
-                threshold[at] = _threshold(rows, edges)
-                rows.mul_(_kept(rows, threshold[at], edges))
-            if scaled:
-                scale[at] = row_scale(rows)
-            logits[at] = rows @ weight.mT * scale[at]
-        ctx.save_for_backward(left, right, weight, scale, threshold)
-        ctx.edges = edges
-        ctx.mark_non_differentiable(threshold)
-        return logits, threshold
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad, _):
-        left, right, weight, scale, threshold = ctx.saved_tensors
-        grad = grad * scale
-        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
-        grad_weight = torch.zeros_like(weight)
-        for at in _slices(left):
-            scores = left[at] @ right[at].mT
-            rows = F.gelu(scores)
-            grad_rows = grad[at] @ weight
-            if ctx.edges.removed:
-                kept = _kept(rows, threshold[at], ctx.edges)
-                rows.mul_(kept)
-                grad_rows.mul_(kept)
-            grad_weight += (grad[at].mT @ rows).sum(0)
-            grad_scores = _gelu_backward(grad_rows, scores)
-            grad_left[at] = grad_scores @ right[at]
-            grad_right[at] = grad_scores.mT @ left[at]
-        return grad_left, grad_right, grad_weight, None, None
 
 
 def row_scale(rows: Tensor) -> Tensor:
     """One over the root mean square of each row: ``(..., 1)``, no gradient."""
-    return rows.detach().square().mean(-1, keepdim=True).add(1e-12).rsqrt()
+    size = rows.detach().square().mean(-1, keepdim=True)
+    return size.add(_small(rows)).rsqrt()
+
+
+def _small(x: Tensor) -> float:
+    """What keeps a divisor above zero, in half precision too."""
+    return max(1e-12, torch.finfo(x.dtype).tiny)
+
+
+class Router(NamedTuple):
+    """What :class:`FilteredMean` needs to know of a router.
+
+    Attributes:
+        noise: ``(Q, L, 3)`` draws, or ``None``.
+        decide: from logits and noise to gates, row by row.
+        scaled: whether rows enter at unit size.
+        learns: whether the gates pass the output's gradient on.
+    """
+
+    noise: Tensor | None
+    decide: Callable[[Tensor, Tensor | None], Tensor]
+    scaled: bool
+    learns: bool
 
 
 class FilteredMean(torch.autograd.Function):
-    """Filter, softmax, drop, renormalise and average the values: ``(Q, L, d)``."""
+    """Route, filter, softmax, drop, renormalise and average the values.
+
+    ``left``, ``right``, ``values`` and the mean are ``(Q, L, d)``. ``routing`` is the
+    weight ``(K, L)`` of a router's logits, which are returned too, or without a router
+    the gates ``(Q, L, 3)`` themselves.
+    """
 
     @staticmethod
-    def forward(ctx, left, right, values, gates, threshold, edges, dropout):
+    def forward(ctx, left, right, values, routing, router, edges, dropout):
         out = torch.empty_like(values)
-        if edges.removed and threshold is None:
+        threshold = scale = logits = drawn = None
+        gates = routing
+        if edges.removed:
             threshold = left.new_empty(*left.shape[:2], 1)
-            for at in _slices(left):
-                adjacency = F.gelu(left[at] @ right[at].mT)
-                threshold[at] = _threshold(adjacency, edges)
-        drawn = None
+        if router is not None:
+            gates = left.new_empty(*left.shape[:2], 3)
+            logits = left.new_empty(*left.shape[:2], len(routing))
+            scale = left.new_ones(*left.shape[:2], 1) if router.scaled else None
         if dropout:
             drawn = left.new_empty(*left.shape[:2], left.shape[1], dtype=torch.bool)
         for at in _slices(left):
-            adjacency = F.gelu(left[at] @ right[at].mT)
+            rows, kept = F.gelu(left[at] @ right[at].mT), None
+            if edges.removed:
+                threshold[at] = _threshold(rows, edges)
+                kept = _kept(rows, threshold[at], edges)
+                rows.mul_(kept)
+            if router is not None:
+                logits[at] = rows @ routing.mT
+                if router.scaled:
+                    scale[at] = row_scale(rows)
+                    logits[at] *= scale[at]
+                gates[at] = router.decide(logits[at], _part(router.noise, at))
             if dropout:
-                torch.ge(torch.rand_like(adjacency), dropout, out=drawn[at])
-            z, _ = _filtered(adjacency, gates, threshold, edges, at)
+                torch.ge(torch.rand_like(rows), dropout, out=drawn[at])
+            mask = _mask(kept, gates[at], edges)
+            z = rows.mul_(mask) if edges.zero_mask else rows.add_(mask)
             out[at] = _weights(z, drawn, at) @ values[at]
-        ctx.save_for_backward(left, right, values, gates, threshold, drawn, out)
-        ctx.how = edges, dropout
-        return out
+        ctx.save_for_backward(
+            left, right, values, routing, gates, logits, scale, threshold, drawn, out
+        )
+        ctx.how = router, edges, dropout
+        return out, logits
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
-        left, right, values, gates, threshold, drawn, out = ctx.saved_tensors
-        edges, dropout = ctx.how
+    def backward(ctx, grad, grad_logits):
+        left, right, values, routing, gates, logits, scale, threshold, drawn, out = (
+            ctx.saved_tensors
+        )
+        router, edges, dropout = ctx.how
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         grad_values = torch.empty_like(values)
-        grad_gates = torch.zeros_like(gates) if ctx.needs_input_grad[3] else None
+        grad_routing = None if router is None else torch.zeros_like(routing)
         for at in _slices(left):
             scores = left[at] @ right[at].mT
-            adjacency = F.gelu(scores)
-            z, kept = _filtered(adjacency, gates, threshold, edges, at)
+            rows, kept = F.gelu(scores), None
+            if edges.removed:
+                kept = _kept(rows, threshold[at], edges)
+                rows.mul_(kept)
+            mask = _mask(kept, gates[at], edges)
+            z = rows * mask if edges.zero_mask else rows + mask
             weights = _weights(z, drawn, at)
             grad_values[at] = weights.mT @ grad[at]
             # d out_i / d z_ij = w_ij (v_j - out_i)
             gain = grad[at] @ values[at].mT
             gain.sub_((grad[at] * out[at]).sum(-1, keepdim=True))
             weights.mul_(gain)
-            if grad_gates is not None:
-                if edges.zero_mask:
-                    along = weights * adjacency
-                else:
-                    # What an edge would gain with its gate open (under dropout: on
-                    # average). A closed edge may outweigh all open ones: bound it.
-                    along = adjacency - z.logsumexp(-1, keepdim=True)
-                    along.clamp_(-60.0, 30.0).exp_().mul_(gain).mul_(1 - dropout)
-                if kept is not None:
-                    along.mul_(kept)
-                grad_gates[at] = _region_sums(along, edges.channels)
+            grad_rows = None
+            if router is not None:
+                to_logits = grad_logits[at]
+                if router.learns:
+                    if edges.zero_mask:
+                        along = weights * rows
+                    else:
+                        # What an edge would gain with its gate open (under dropout: on
+                        # average). A closed edge may outweigh all open ones: bound it.
+                        along = rows - z.logsumexp(-1, keepdim=True)
+                        along.clamp_(-60.0, 30.0).exp_().mul_(gain).mul_(1 - dropout)
+                    if kept is not None:
+                        along.mul_(kept)
+                    to_logits = to_logits + _through_gates(
+                        router, logits, _region_sums(along, edges.channels), at
+                    )
+                if scale is not None:
+                    to_logits = to_logits * scale[at]
+                grad_rows = to_logits @ routing
+                grad_routing.addmm_(to_logits.flatten(0, 1).mT, rows.flatten(0, 1))
             if edges.zero_mask:
-                _by_region_(weights, gates[at], edges.channels, torch.mul)
-                if kept is not None:
-                    weights.mul_(kept)
+                weights.mul_(mask)
+            if grad_rows is not None:
+                weights.add_(grad_rows)
+            if kept is not None:
+                weights.mul_(kept)
             grad_scores = _gelu_backward(weights, scores)
             grad_left[at] = grad_scores @ right[at]
             grad_right[at] = grad_scores.mT @ left[at]
-        return grad_left, grad_right, grad_values, grad_gates, None, None, None
+        return grad_left, grad_right, grad_values, grad_routing, None, None, None
 
 
-def _filtered(adjacency, gates, threshold, edges, at):
-    """What enters the softmax, and which edges the k-nearest step kept."""
-    z, kept = adjacency.clone(), None
-    if edges.removed:
-        kept = _kept(adjacency, threshold[at], edges)
-        if edges.zero_mask:
-            z.mul_(kept)
-        else:
-            z.add_(kept - 1, alpha=1e30)  # exp of this is exactly zero
-    if edges.zero_mask:
-        _by_region_(z, gates[at], edges.channels, torch.mul)
-    else:
-        _by_region_(z, gates[at].log(), edges.channels, torch.add)
-    return z, kept
+def _part(noise: Tensor | None, at: slice) -> Tensor | None:
+    return None if noise is None else noise[at]
+
+
+@torch.enable_grad()
+def _through_gates(router, logits, grad_gates, at):
+    """The logits' gradient for the gates' one."""
+    logits = logits[at].detach().requires_grad_()
+    gates = router.decide(logits, _part(router.noise, at))
+    return torch.autograd.grad(gates, logits, grad_gates)[0]
+
+
+def _mask(kept: Tensor | None, gates: Tensor, edges: Edges) -> Tensor:
+    """What kept scores are multiplied by before the softmax, or what they gain.
+
+    Each entry is its row's value for the entry's region.
+    """
+    if not edges.zero_mask:
+        gates = gates.log()
+    tokens = gates.shape[1]
+    mask = gates[..., 2:].repeat(1, 1, tokens)
+    temporal, spatial, own = _views(mask, edges.channels)
+    grid = gates.view(len(gates), edges.channels, -1, 3)  # (Q, c, n, region)
+    spatial.copy_(grid[..., 0].unsqueeze(2))
+    temporal.copy_(grid[..., 1].mT.unsqueeze(2))
+    own.fill_(1.0 if edges.zero_mask else 0.0)
+    if kept is not None and not edges.zero_mask:
+        # The exponential of this is exactly zero, in half precision too.
+        mask.add_(kept - 1, alpha=torch.finfo(mask.dtype).max)
+    return mask
 
 
 def _weights(z: Tensor, drawn: Tensor | None, at: slice) -> Tensor:
@@ -207,7 +244,7 @@ def _weights(z: Tensor, drawn: Tensor | None, at: slice) -> Tensor:
     if drawn is not None:
         weights.mul_(drawn[at].to(weights.dtype))
         # A row that lost every edge has no mean: its output is zero.
-        weights.div_(weights.sum(-1, keepdim=True).clamp_(min=1e-12))
+        weights.div_(weights.sum(-1, keepdim=True).clamp_(min=_small(weights)))
     return weights
 
 
@@ -218,17 +255,6 @@ def _views(z: Tensor, channels: int) -> tuple[Tensor, Tensor, Tensor]:
     temporal = grid.diagonal(dim1=1, dim2=3)  # (Q, n, n', c)
     spatial = grid.diagonal(dim1=2, dim2=4)  # (Q, c, c', n)
     return temporal, spatial, z.diagonal(dim1=1, dim2=2)
-
-
-def _by_region_(z: Tensor, gates: Tensor, channels: int, apply) -> None:
-    """Multiply by, or add, each row's value for the region of each entry, in place."""
-    temporal, spatial, own = _views(z, channels)
-    before = temporal.clone(), spatial.clone(), own.clone()
-    grid = gates.view(len(gates), channels, -1, 3)  # (Q, c, n, region)
-    apply(z, gates[..., 2:], out=z)
-    spatial.copy_(apply(before[1], grid[..., 0].unsqueeze(2)))
-    temporal.copy_(apply(before[0], grid[..., 1].mT.unsqueeze(2)))
-    own.copy_(before[2])
 
 
 def _region_sums(z: Tensor, channels: int) -> Tensor:
@@ -255,7 +281,7 @@ def self_gated_mean(
         return (values.sum(1, keepdim=True) + extra * values) / (left.shape[1] + extra)
     sums, count, drawn = _DrawnSum.apply(values, dropout)
     extra = extra * drawn
-    return (sums + extra * values) / (count + extra).clamp(min=1e-12)
+    return (sums + extra * values) / (count + extra).clamp(min=_small(values))
 
 
 @torch.no_grad()

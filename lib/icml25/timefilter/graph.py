@@ -80,7 +80,7 @@ class RegionRouter(nn.Module):
             the *load of the three regions*.
 
     Raises:
-        ValueError: ``top_p`` outside [0, 1], or an unknown ``kind``.
+        ValueError: no token, ``top_p`` outside [0, 1], or an unknown ``kind``.
 
     Source:
         The authors' code; the paper's figure 3 names the two losses.
@@ -90,6 +90,7 @@ class RegionRouter(nn.Module):
         self, tokens: int, *, top_p: float = 0.5, kind: str = "released"
     ) -> None:
         super().__init__()
+        check_counts(tokens=tokens)
         _check_choice("router", kind, ("released", "repaired"))
         _check_range("top_p", top_p, 0 <= top_p <= 1, "from 0 to 1")
         self.top_p = top_p
@@ -105,6 +106,11 @@ class RegionRouter(nn.Module):
             noise: ``(B, H, L, 3)`` standard normal draws; drawn here if ``None``; used
                 in training mode only.
         """
+        if rows.shape[-1] != self.gate.in_features:
+            raise ValueError(
+                f"rows has shape {tuple(rows.shape)}; rows of "
+                f"tokens={self.gate.in_features} scores are needed"
+            )
         logits = F.linear(rows, self.weight())
         if self.kind == "repaired":
             logits = logits * fused.row_scale(rows)
@@ -117,25 +123,34 @@ class RegionRouter(nn.Module):
         return self.gate.weight
 
     def choose(self, logits: Tensor, noise: Tensor | None = None) -> Routing:
-        """Turn logits ``(B, H, L, 3 or 6)`` into gates."""
+        """Turn logits ``(B, H, L, 3 or 6)`` into gates, and price them."""
+        gates, probs, ranked = self._decide(logits, noise)
+        repaired = self.kind == "repaired"
+        loss = _load_loss(probs) if repaired else _released_loss(ranked, probs)
+        return Routing(gates, probs, loss)
+
+    def decide(self, logits: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Turn logits ``(..., 3 or 6)`` into gates."""
+        return self._decide(logits, noise)[0]
+
+    def _decide(self, logits, noise):
+        # (..., k) -> (k, ...): operations over three neighbours in memory are slow.
+        logits = logits.movedim(-1, 0).contiguous()
         if self.training:
-            logits, spread = logits.chunk(2, -1)
-            noise = torch.randn_like(logits) if noise is None else noise
+            logits, spread = logits.chunk(2)
+            noise = torch.randn_like(logits) if noise is None else noise.movedim(-1, 0)
             logits = logits + noise * (F.softplus(spread) + 0.01)
-        probs = logits.softmax(-1)
-        ranked, order = probs.sort(-1, descending=True)
+        probs = logits.softmax(0)
+        ranked, order = probs.sort(0, descending=True)
         # A region is kept when the more likely ones have not yet exceeded top_p.
-        before = ranked.detach().cumsum(-1) - ranked.detach()
+        before = ranked.detach().cumsum(0) - ranked.detach()
         kept = (before <= self.top_p).to(probs.dtype)
         if self.top_p == 1:
             kept = torch.ones_like(kept)
-        gates = torch.zeros_like(probs).scatter(-1, order, kept)
+        gates = torch.zeros_like(probs).scatter(0, order, kept)
         if self.kind == "repaired":
-            loss = _load_loss(probs)
             gates = gates + probs - probs.detach()
-        else:
-            loss = _released_loss(ranked * kept, probs)
-        return Routing(gates, probs, loss)
+        return [x.movedim(0, -1) for x in (gates, probs, ranked * kept)]
 
 
 def _released_loss(ranked: Tensor, probs: Tensor) -> Tensor:
@@ -186,9 +201,10 @@ class GraphFilter(nn.Module):
             ``()`` leaves each token its own score.
         mask: ``"zero"`` multiplies removed scores by zero before the softmax, as
             released (a removed edge keeps weight :math:`e^0/Z`); ``"minus_inf"``
-            removes it (the self edge always stays). The k-nearest step ranks the
-            whole row first: with ``alpha`` above 0, which open edges survive it still
-            depends on the scores of closed ones.
+            removes it (the self edge always stays). With fixed regions the k-nearest
+            step then ranks the open edges only and removes a share ``alpha`` of them,
+            so that nothing depends on a closed edge. A router reads the whole row, so
+            there the whole row is ranked.
         router: ``"released"`` or ``"repaired"``, see :class:`RegionRouter`.
         dropout: share of the weights dropped in training.
 
@@ -228,7 +244,6 @@ class GraphFilter(nn.Module):
         _check_range("dropout", dropout, 0 <= dropout < 1, "at least 0 and below 1")
         _check_choice("mask", mask, ("zero", "minus_inf"))
         self.channels, self.patches, self.num_heads = channels, patches, num_heads
-        self.num_removed = int(alpha * tokens)
         self.mask = mask
         self.dropout = dropout
         self.left = nn.Linear(dim // num_heads, dim // num_heads)
@@ -239,11 +254,36 @@ class GraphFilter(nn.Module):
             self.router = RegionRouter(tokens, top_p=top_p, kind=router)
         regions = () if filter == "routed" else _regions(filter)
         self.fixed = tuple(name in regions for name in REGIONS)
+        ranked, unranked = tokens, None
+        if mask == "minus_inf":
+            kinds = region_map(channels, patches)
+            closed = [k for k in range(3) if not (self.router or self.fixed[k])]
+            out_of_rank = torch.isin(kinds, torch.tensor([*closed, 3], device="cpu"))
+            ranked = tokens - int(torch.isin(kinds[0], kinds.new_tensor(closed)).sum())
+            unranked = torch.where(out_of_rank, math.inf, 0.0).to(self.value.weight)
+        self.num_removed = int(alpha * ranked)
+        # Added before ranking; not persistent: it follows from the options.
+        self.register_buffer("unranked", unranked, persistent=False)
 
     def forward(
         self, h: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, Routing | None]:
-        """Filter tokens ``(B, L, d)``; returns the same shape and the routing."""
+        """Filter tokens ``(B, L, d)``; returns the same shape and the routing.
+
+        Raises:
+            ValueError: a shape that does not fit; ``noise`` is ``(B, H, L, 3)``.
+        """
+        tokens, dim = self.channels * self.patches, self.value.in_features
+        if h.ndim != 3 or h.shape[1:] != (tokens, dim):
+            raise ValueError(
+                f"h has shape {tuple(h.shape)}; (batch, tokens={tokens}, dim={dim}) is "
+                "needed"
+            )
+        wanted = (len(h), self.num_heads, tokens, 3)
+        if noise is not None and noise.shape != wanted:
+            raise ValueError(
+                f"noise has shape {tuple(noise.shape)}; {wanted} is needed"
+            )
         left, right = self._pairs(h)
         values = self.value(h).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         batch, heads = left.shape[:2]
@@ -255,23 +295,20 @@ class GraphFilter(nn.Module):
                 left, right, values, removed=self.num_removed, dropout=dropout
             )
         else:
-            edges = fused.Edges(self.channels, self.num_removed, self.mask == "zero")
-            threshold = None
+            edges = fused.Edges(self.channels, self.num_removed, self.unranked)
             if self.router is None:
-                gates = self._fixed_gates(left)
+                steering, router = self._fixed_gates(left), None
             else:
-                logits, threshold = fused.RowLogits.apply(
-                    left,
-                    right,
-                    self.router.weight(),
-                    edges,
-                    self.router.kind == "repaired",
-                )
-                routing = self.router.choose(logits.unflatten(0, (batch, heads)), noise)
-                gates = routing.gates.flatten(0, 1)
-            out = fused.FilteredMean.apply(
-                left, right, values, gates, threshold, edges, dropout
+                steering, router = self.router.weight(), self._router(left, noise)
+            out, logits = fused.FilteredMean.apply(
+                left, right, values, steering, router, edges, dropout
             )
+            if router is not None:
+                noise = router.noise
+                routing = self.router.choose(
+                    logits.unflatten(0, (batch, heads)),
+                    None if noise is None else noise.unflatten(0, (batch, heads)),
+                )
         # (B H, L, d/H) -> (B, L, d)
         return out.unflatten(0, (batch, heads)).transpose(1, 2).flatten(2), routing
 
@@ -300,15 +337,26 @@ class GraphFilter(nn.Module):
         if not self.num_removed:
             return torch.ones_like(scores, dtype=torch.bool)
         ranked = scores.detach()
-        if self.mask == "minus_inf":
-            own = torch.eye(scores.shape[-1], dtype=torch.bool, device=scores.device)
-            ranked = ranked.masked_fill(own, math.inf)
+        if self.unranked is not None:
+            ranked = ranked + self.unranked
         return ranked > fused.smallest(ranked, self.num_removed)
 
     def _pairs(self, h: Tensor) -> tuple[Tensor, Tensor]:
         # (B, L, d) -> (B, H, L, d/H)
-        split = h.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        split = h.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).contiguous()
         return self.left(split), self.right(split)
+
+    def _router(self, left: Tensor, noise: Tensor | None) -> fused.Router:
+        if not self.training:
+            noise = None
+        elif noise is None:
+            noise = torch.randn(
+                *left.shape[:2], 3, device=left.device, dtype=left.dtype
+            )
+        else:
+            noise = noise.flatten(0, 1)
+        repaired = self.router.kind == "repaired"
+        return fused.Router(noise, self.router.decide, repaired, repaired)
 
     def _fixed_gates(self, rows: Tensor) -> Tensor:
         gates = rows.new_tensor(self.fixed, dtype=rows.dtype)
@@ -316,6 +364,8 @@ class GraphFilter(nn.Module):
 
 
 def _regions(filter: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(filter, str | Sequence):
+        raise TypeError(f"filter={filter!r}: give 'routed' or a sequence of regions")
     names = (filter,) if isinstance(filter, str) else tuple(filter)
     if unknown := [name for name in names if name not in REGIONS]:
         raise ValueError(

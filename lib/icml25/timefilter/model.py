@@ -178,11 +178,17 @@ class TimeFilter(nn.Module):
             noise: per layer ``(B, H, L, 3)`` draws for the routers (training only).
 
         Raises:
-            ValueError: a wrong shape or type, or a value that is not finite. On a GPU
-                finiteness is checked in evaluation only: in training it would stall
-                every step.
+            TypeError: ``x`` is no tensor.
+            ValueError: no window, a wrong shape or type, or a value that is not finite.
+                On a GPU finiteness is checked in evaluation only: in training it would
+                stall every step.
         """
         self._check(x)
+        if noise is not None and len(noise) != len(self.blocks):
+            raise ValueError(
+                f"noise holds {len(noise)} draws; one for each of the "
+                f"{len(self.blocks)} layers is needed"
+            )
         mean = x.mean(1, keepdim=True).detach()
         spread = (x.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt().detach()
         h = self.tokens((x - mean) / spread)
@@ -198,6 +204,8 @@ class TimeFilter(nn.Module):
         return Forecast(y * spread + mean, loss, gates)
 
     def _check(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is a {type(x).__name__}; a tensor is needed")
         if x.ndim != 3 or x.shape[1:] != (self.lookback, self.channels):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; (batch, lookback={self.lookback}, "
@@ -205,6 +213,12 @@ class TimeFilter(nn.Module):
             )
         if not x.is_floating_point():
             raise ValueError(f"x holds {x.dtype}; a floating-point type is needed")
+        if x.dtype != self.head.weight.dtype:
+            raise ValueError(
+                f"x holds {x.dtype} and the model {self.head.weight.dtype}: convert one"
+            )
+        if not len(x):
+            raise ValueError(f"x has shape {tuple(x.shape)}: it holds no window")
         if not self.training or x.device.type == "cpu":
             check_finite(x)
 
