@@ -22,10 +22,12 @@ from icml25 import hypertree as ht
 from icml25.core import data
 from icml25.hypertree import blocksworld as bw
 from icml25.hypertree import experiments as ex
+from icml25.hypertree import modelruns as mr
 from icml25.hypertree import schedule, theory
 from icml25.hypertree.backends import Backend, Check, read_children, read_index
 from icml25.hypertree.gguf import read_gguf
 from icml25.hypertree.harness import read_plan, run_harness, write_plan
+from icml25.hypertree.modelruns import Graded, prompt_lengths
 from icml25.hypertree.premise import (
     auc,
     auc_interval,
@@ -35,7 +37,7 @@ from icml25.hypertree.premise import (
     log_odds,
     probe_scores,
 )
-from icml25.hypertree.smollm import INSTALL, weights_path
+from icml25.hypertree.smollm import INSTALL, _sharing, weights_path
 from icml25.hypertree.solve import PLANNERS, fact_lines, travel_days
 from icml25.hypertree.travel import scores
 
@@ -876,6 +878,9 @@ def test_harness_counts_what_was_not_delivered(mini):
     backend = Scripted("thinking", "no plan", "no plan either")
     result = run_harness(tasks[:1], sandbox, backend, method="cot")
     assert result["delivered"] == result["success"] == 0.0
+    # Nothing was delivered: no check passes, not even those an empty day would pass.
+    metrics = ("commonsense_micro", "commonsense_macro", "hard_micro", "hard_macro")
+    assert [result[name] for name in metrics] == [0.0] * 4
     with pytest.raises(ValueError, match="method='tot'"):
         write_plan(tasks[0], backend, method="tot")
     with pytest.raises(ht.BackendError, match="Exact does not write"):
@@ -982,6 +987,14 @@ def test_model_batch_equals_single(model):
     for prompt, option, row in zip(prompts, options, together, strict=True):
         (alone,) = model.log_probs([prompt], [option])
         assert row == pytest.approx(alone, abs=1e-3)
+    # Two families of prompts, each with its own long prefix, and a loner between.
+    families = [f"{'A ' * 30}{i}" for i in range(3)] + ["Hello"]
+    families += [f"{'B ' * 40}{i} or so" for i in range(2)]
+    assert sorted(map(len, _sharing([model.encode(p) for p in families]))) == [1, 2, 3]
+    together = model.log_probs(families, [(" one", " two")] * 6)
+    for prompt, row in zip(families, together, strict=True):
+        (alone,) = model.log_probs([prompt], [(" one", " two")])
+        assert row == pytest.approx(alone, abs=1e-3)
     states = model.last_hidden(prompts)
     torch.testing.assert_close(
         states[1:2], model.last_hidden(prompts[1:2]), atol=1e-3, rtol=1e-3
@@ -1028,16 +1041,59 @@ def test_experiments_run_on_generated_tasks(name):
 
 @needs_model
 def test_experiments_with_the_model_run():
-    premise = ex.PremiseConfig(facts=(1,), num_questions=16, num_bootstrap=50)
-    first = ex.premise(premise, device=CPU, seed=0)
+    premise = mr.PremiseConfig(facts=(1,), num_questions=16, num_bootstrap=50)
+    first = mr.premise(premise, device=CPU, seed=0)
     (row,) = first["rows"]
     assert row["low"] <= row["auc"] <= row["high"]
     # What is claimed of the model needs more questions than a unit test has time for.
     assert row["prompt_tokens"] > 16 * 100
-    probe = ex.ProbeConfig(facts=(1,), num_train=24, num_test=16)
-    result = ex.probe(probe, device=CPU, seed=0)
+    probe = mr.ProbeConfig(facts=(1,), num_train=24, num_test=16)
+    result = mr.probe(probe, device=CPU, seed=0)
     json.dumps([first, result])
-    assert 0 <= result["rows"][0]["auc"] <= 1
+    (row,) = result["rows"]
+    for name in ("raw_auc", "head_auc", "raw_accuracy", "shifted_accuracy"):
+        assert 0 <= row[name] <= 1
+    # The three readings share one forward pass; the raw one is the premise's score.
+    quiz = house_rule_quiz(40, 1, generator=generator())
+    score, yes = log_odds(ht.SmolLM2Backend(), quiz), is_yes(quiz)
+    assert row["raw_auc"] == pytest.approx(auc(score[24:], yes[24:]), abs=1e-6)
+
+
+def test_grades_compare_with_the_truth():
+    quiz = house_rule_quiz(20, 3, generator=generator())
+    pick = ht.Question("Which?", (" a", " b", " c", " d"), 2)
+    right = Graded(ht.Exact())
+    right.choose([*quiz.questions, pick])
+    assert right.grades() == {
+        "checks": 20,
+        "said_yes": 0.5,
+        "balanced": 1.0,
+        "picks": 1,
+        "picks_right": 1.0,
+        "picks_by_chance": 0.25,
+    }
+    last = Graded(Scripted())  # always prefers the last option: "no" and " d"
+    last.choose([*quiz.questions, pick])
+    grades = last.grades()
+    assert (grades["said_yes"], grades["balanced"]) == (0.0, 0.5)
+    assert grades["picks_right"] == 0.0
+
+
+def test_a_chain_reads_more_than_a_hypertree(mini):
+    lengths = {p: prompt_lengths(mini[0][:3], p, len) for p in ("chain", "hypertree")}
+    (chain, longest_chain), (hyper, longest_hyper) = lengths.values()
+    assert hyper < chain / 2
+    assert longest_hyper < longest_chain / 2
+
+
+@needs_model
+def test_speed_is_measured_in_one_process():
+    config = mr.SpeedConfig(num_leaves=2, shots=1, num_tasks=1, repeats=1)
+    result = mr.speed(config, device=CPU, seed=0)
+    json.dumps(result)
+    assert result["batch_gain"] > 0
+    tokens = result["tokens_per_trip"]
+    assert tokens["hypertree"] < tokens["chain"]
 
 
 @needs_travel

@@ -9,7 +9,6 @@ from typing import Any
 from icml25.hypertree.backends import Backend, BackendError, ReplyError
 from icml25.hypertree.solve import fact_lines, travel_outline
 from icml25.hypertree.travel import (
-    FIELDS,
     Report,
     Sandbox,
     Task,
@@ -132,13 +131,12 @@ def run_harness(
     """
     reports: list[Report] = []
     delivered = 0
-    empty = [dict.fromkeys(("current_city", *FIELDS), "-")]
     for task in tasks:
         try:
             plan = write_plan(task, backend, method=method)
             delivered += 1
         except ReplyError:
-            plan = empty
+            plan = []  # Passes no check: an empty day would pass several.
         reports.append(evaluate(task, plan, sandbox))
     used = backend.usage
     return {

