@@ -6,19 +6,12 @@ import re
 import time
 
 import torch
-from icml25.hypertree import (
-    Exact,
-    SmolLM2,
-    SmolLM2Backend,
-    evaluate,
-    mini_tasks,
-    plan_travel,
-)
+from icml25.hypertree import Exact, HyperTree, evaluate, mini_tasks, plan_travel
 from icml25.hypertree.backends import Question
 from icml25.hypertree.modelruns import best_s, prompt_lengths
 from icml25.hypertree.premise import house_rule_quiz
-from icml25.hypertree.smollm import INSTALL, weights_path
-from icml25.hypertree.tree import Child, HyperTree
+from icml25.hypertree.smollm import INSTALL, SmolLM2, SmolLM2Backend, weights_path
+from icml25.hypertree.tree import Child
 
 NOMINAL = 1000.0  # tokens a second, to write counts of tokens as times
 

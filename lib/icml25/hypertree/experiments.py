@@ -13,7 +13,7 @@ from icml25.hypertree import blocksworld as bw
 from icml25.hypertree import schedule
 from icml25.hypertree.backends import Exact, NoisyExpert
 from icml25.hypertree.endpoint import OpenAICompatible
-from icml25.hypertree.harness import run_harness
+from icml25.hypertree.harness import run_harness, scores
 from icml25.hypertree.minitasks import mini_tasks
 from icml25.hypertree.modelruns import (
     PremiseConfig,
@@ -26,9 +26,11 @@ from icml25.hypertree.modelruns import (
     speed,
 )
 from icml25.hypertree.planner import HTPlanner
-from icml25.hypertree.solve import PLANNERS, plan_travel, travel_outline
-from icml25.hypertree.travel import Sandbox, Task, evaluate, load_tasks, scores
+from icml25.hypertree.solve import PLANNERS, plan_travel
+from icml25.hypertree.travel import Sandbox, Task, load_tasks
+from icml25.hypertree.travelrules import travel_outline
 from icml25.hypertree.tree import Child
+from icml25.hypertree.verify import evaluate
 
 SOURCES = ("mini", "travelplanner")
 

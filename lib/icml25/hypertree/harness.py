@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from icml25.hypertree.backends import Backend, BackendError, ReplyError
-from icml25.hypertree.solve import fact_lines, travel_outline
-from icml25.hypertree.travel import (
-    Report,
-    Sandbox,
-    Task,
-    evaluate,
-    scores,
-)
+from icml25.hypertree.travel import Sandbox, Task, fact_lines
+from icml25.hypertree.travelrules import travel_outline
+from icml25.hypertree.verify import Report, evaluate
 
 _FORMAT = (
     "Write the plan as a JSON list with one object a day and the keys days, "
@@ -119,6 +114,33 @@ def _by_outline(task: Task, backend: Backend) -> str:
 def _only(task: Task, key: str) -> tuple[str, ...]:
     """Facts whose heading contains ``key``."""
     return fact_lines({k: v for k, v in task.info.items() if key in k})
+
+
+def scores(reports: Sequence[Report]) -> dict[str, float]:
+    """The benchmark's metrics over a set of plans, as fractions.
+
+    Micro: passed checks over applicable checks; macro: plans that pass all of a kind.
+    A hard check of a plan that is incomplete or outside the sandbox is not passed.
+    """
+    if not reports:
+        raise ValueError("reports is empty")
+    n = len(reports)
+    hard = [
+        (bool(value) and r.counted)
+        for r in reports
+        for value in r.hard.values()
+        if value is not None
+    ]
+    macro_hard = [
+        r.counted and all(v is not False for v in r.hard.values()) for r in reports
+    ]
+    return {
+        "commonsense_micro": sum(sum(r.commonsense.values()) for r in reports) / 8 / n,
+        "commonsense_macro": sum(all(r.commonsense.values()) for r in reports) / n,
+        "hard_micro": sum(hard) / len(hard),
+        "hard_macro": sum(macro_hard) / n,
+        "success": sum(r.passed for r in reports) / n,
+    }
 
 
 def run_harness(

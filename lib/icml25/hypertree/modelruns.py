@@ -25,7 +25,8 @@ from icml25.hypertree.premise import (
 )
 from icml25.hypertree.smollm import SmolLM2, SmolLM2Backend
 from icml25.hypertree.solve import plan_travel
-from icml25.hypertree.travel import Task, evaluate
+from icml25.hypertree.travel import Task
+from icml25.hypertree.verify import evaluate
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class Graded(Backend):
 
 @dataclass(frozen=True)
 class SmallPlansConfig:
-    num_tasks: int = 3  # trips whose decisions the model takes one by one
+    num_tasks: int = 2  # trips whose decisions the model takes one by one
+    days: int = 3  # length of these trips: 3, 5 or 7
     num_written: int = 1  # trips for which it writes reasoning and plan itself
     planners: tuple[str, ...] = ("chain", "hypertree")
     methods: tuple[str, ...] = ("cot", "htp")
@@ -159,7 +161,14 @@ def small_plans(
 ) -> dict[str, Any]:
     """The embedded model as a planner, end to end, on generated trips."""
     model = SmolLM2(device=device)
-    tasks, sandbox = mini_tasks(config.num_tasks, generator=make_generator(seed))
+    # Trips of the three lengths take turns.
+    tasks, sandbox = mini_tasks(3 * config.num_tasks, generator=make_generator(seed))
+    tasks = [task for task in tasks if task.days == config.days]
+    if not 1 <= config.num_written <= len(tasks):
+        raise ValueError(
+            f"num_written={config.num_written}: 1 to the {len(tasks)} trips of "
+            f"{config.days} days"
+        )
     decided = []
     for planner in config.planners:
         graded = Graded(SmolLM2Backend(model))
@@ -179,6 +188,7 @@ def small_plans(
                 "commonsense": mean(
                     mean(report.commonsense.values()) for report in reports
                 ),
+                "prompt_tokens": graded.inner.usage.prompt_tokens,
                 **graded.grades(),
             }
         )
@@ -189,7 +199,7 @@ def small_plans(
         for method in progress(config.methods, "writing")
     ]
     return {
-        "num_tasks": config.num_tasks,
+        "num_tasks": len(tasks),
         "num_written": config.num_written,
         "decided": decided,
         "written": written,

