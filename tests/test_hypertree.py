@@ -1026,6 +1026,19 @@ def test_model_log_probabilities(model):
 
 
 @needs_model
+def test_half_precision_agrees_with_float32(model):
+    half = SmolLM2(dtype=torch.bfloat16)
+    prompt, options = ["The capital of France is"], [(" Paris", " the", " London")]
+    (short,), (full,) = (
+        half.log_probs(prompt, options),
+        model.log_probs(prompt, options),
+    )
+    # Eight bits of mantissa on logits around 16: steps of about 0.06.
+    assert short == pytest.approx(full, abs=0.25)
+    assert half.last_hidden(prompt).dtype == torch.float32
+
+
+@needs_model
 def test_model_batch_equals_single(model):
     prompts = [
         "The capital of France is",
