@@ -1110,7 +1110,7 @@ def test_experiments_with_the_model_run():
     assert row["low"] <= row["auc"] <= row["high"]
     # What is claimed of the model needs more questions than a unit test has time for.
     assert row["prompt_tokens"] > 16 * 100
-    probe = mr.ProbeConfig(facts=(1,), num_train=24, num_test=16)
+    probe = mr.ProbeConfig(facts=(1,), num_train=24, num_test=16, dtype="float32")
     result = mr.probe(probe, device=CPU, seed=0)
     json.dumps([first, result])
     (row,) = result["rows"]

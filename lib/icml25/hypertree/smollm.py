@@ -391,7 +391,7 @@ class SmolLM2Backend(Backend):
             prompts, [q.options for q in questions], batch_size=self.batch_size
         )
 
-    def generate(self, prompt: str, *, max_tokens: int = 256) -> str:
+    def generate(self, prompt: str, *, max_tokens: int = 1024) -> str:
         # The model was tuned on this template (ChatML).
         prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
         text = self.model.generate(prompt, max_tokens=max_tokens)
