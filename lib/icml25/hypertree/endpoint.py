@@ -143,7 +143,9 @@ class OpenAICompatible(Backend):
             answer = json.loads(text)
             choice = answer["choices"][0]
             content = choice["message"]["content"]
-        except (json.JSONDecodeError, KeyError, IndexError, TypeError):
+        except (ValueError, RecursionError, KeyError, IndexError, TypeError):
+            if key := os.environ.get(self.api_key_env):
+                text = text.replace(key, "...")  # Some proxies echo the headers.
             raise EndpointError(
                 f"{self!r}: not a chat completion: {text[:80]!r}"
             ) from None

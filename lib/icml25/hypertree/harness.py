@@ -31,7 +31,7 @@ def read_plan(reply: str) -> list[dict[str, Any]]:
     start, end = reply.find("["), reply.rfind("]")
     try:
         plan = json.loads(reply[start : end + 1]) if 0 <= start < end else None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or numbers or nesting too long
         plan = None
     if not isinstance(plan, list) or not all(isinstance(day, dict) for day in plan):
         raise ReplyError(f"no JSON list of days in the reply {reply[:80]!r}")

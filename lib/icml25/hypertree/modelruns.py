@@ -140,9 +140,18 @@ class Graded(Backend):
         return probs
 
     def grades(self) -> dict[str, float]:
-        """Counts and shares; ``balanced`` is the mean of both classes' recalls."""
+        """Counts and shares; ``balanced`` is the mean of both classes' recalls.
+
+        Raises:
+            ValueError: no check with answer yes, none with no, or no choice so far.
+        """
         yes = [said for truth, said in self._checks if truth]
         no = [not said for truth, said in self._checks if not truth]
+        if not (yes and no and self._picks):
+            raise ValueError(
+                f"{len(yes)} checks to affirm, {len(no)} to deny, {len(self._picks)} "
+                "choices: at least one of each is needed"
+            )
         return {
             "checks": len(self._checks),
             "said_yes": mean(said for _, said in self._checks),
