@@ -315,6 +315,24 @@ def test_width_bounds_what_a_round_expands(prune, width):
     assert len(outline.steps) <= 4 * width
 
 
+@pytest.mark.parametrize(
+    ("prune", "preferred"), [("width", "0"), ("probability", "2"), ("llm", "2")]
+)
+def test_pruning_follows_its_rule(prune, preferred):
+    """The scripted backend prefers the last option; ``width`` does not ask it."""
+
+    def three(node):
+        return [[Child("B", f"{i}")] for i in range(3)]
+
+    rules = RuleLibrary(
+        [Rule("A", three), Rule("B", lambda node: [[Child("C", "c")]])], atoms=("C",)
+    )
+    planner = ht.HTPlanner(rules, Scripted(), depth=2, width=1, prune=prune)
+    outline = planner.outline("", Child("A", "a"))
+    grown = [outline.tree.nodes[step.node].label for step in outline.steps]
+    assert grown == ["a", preferred]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_outline_counts(mini, n):
     steps, nodes, leaves = {1: (15, 40, 25), 2: (21, 62, 41), 3: (27, 84, 57)}[n]
@@ -463,6 +481,74 @@ def test_strict_mends_the_quirks(mini):
     assert not ht.evaluate(task, plan, sandbox, strict=True).commonsense["attractions"]
 
 
+def flying(task, sandbox):
+    """A task and a right plan of it that flies on the first day; ``None`` if none."""
+    way = task.legs[0]
+    rows = [
+        row
+        for each in sandbox.flights.values()
+        for row in each
+        if (row["OriginCityName"], row["DestCityName"]) == way
+        and row["FlightDate"] == task.dates[0]
+    ]
+    return rows[0] if rows else None
+
+
+def test_strict_wants_the_flight_of_the_day(mini):
+    tasks, sandbox = mini
+    task = next(t for t in tasks if flying(t, sandbox))
+    number = flying(task, sandbox)["Flight Number"]
+    a, b = task.legs[0]
+    text = f"Flight Number: {number}, from {a} to {b}"
+    plan = damaged(task, lambda p: p[0].update(transportation=text))
+    late = replace(task, dates=("2030-01-01", *task.dates[1:]))
+    for strict in (False, True):
+        assert ht.evaluate(task, plan, sandbox, strict=strict).commonsense["sandbox"]
+    assert ht.evaluate(late, plan, sandbox).commonsense["sandbox"]
+    report = ht.evaluate(late, plan, sandbox, strict=True)
+    assert "no such flight" in report.reasons["sandbox"]
+
+
+def test_strict_counts_the_nights_of_a_name_that_occurs_twice():
+    (task,), sandbox = ht.mini_tasks(1, generator=generator(3))
+    city = task.cities[0]
+    plan = ht.plan_travel(task, ht.Exact()).plan
+    name = plan[0]["accommodation"].split(",")[0]
+    rows = sandbox.hotels[city]
+    row = next(r for r in rows if r["NAME"] == name)
+    row["minimum nights"] = 9.0
+    for twice in (False, True):
+        if twice:
+            rows.append(dict(row))
+        lenient = ht.evaluate(task, plan, sandbox).commonsense["minimum_nights"]
+        assert lenient is twice
+        strict = ht.evaluate(task, plan, sandbox, strict=True)
+        assert not strict.commonsense["minimum_nights"]
+
+
+def test_strict_reads_modes_without_regard_to_case(mini):
+    tasks, sandbox = mini
+    task = tasks[0]
+    wish = {**task.constraint, "transportation": "no self-driving"}
+    task = replace(task, constraint=wish)
+    a, b = task.legs[0]
+    text = f"self-driving, from {a} to {b}"
+    plan = damaged(task, lambda p: [d.update(transportation="-") for d in p])
+    plan[0]["transportation"] = text
+    assert ht.evaluate(task, plan, sandbox).hard["transportation"]
+    assert not ht.evaluate(task, plan, sandbox, strict=True).hard["transportation"]
+
+
+def test_strict_counts_filled_fields_only():
+    """Officially ``days`` and ``current_city`` count as filled, too."""
+    (task,), sandbox = ht.mini_tasks(1, generator=generator())
+    plan = ht.plan_travel(task, ht.Exact()).plan  # 3 days: 9 of 18 fields are needed
+    plan[0]["dinner"] = "-"
+    assert ht.evaluate(task, plan, sandbox).commonsense["complete"]
+    report = ht.evaluate(task, plan, sandbox, strict=True)
+    assert report.reasons["complete"] == "only 8 of 18 fields are filled"
+
+
 def test_suffixes_and_commas_are_read():
     task, sandbox = ht.mini_tasks(1, generator=generator(3))
     task = task[0]
@@ -563,6 +649,49 @@ def test_noise_orders_the_planners():
     assert ex.noise(config, device=CPU, seed=0) == result
 
 
+class Watching(ht.Exact):
+    """Exact, and keeps what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def keep(self, checks):
+        self.asked += checks
+        return super().keep(checks)
+
+    def choose(self, questions):
+        self.asked += questions
+        return super().choose(questions)
+
+
+def test_what_each_planner_has_in_view(mini):
+    """The definitions behind the figures: F; F times its checks; all, and 5 a step."""
+    task = mini[0][1]
+    views = {}
+    for planner in PLANNERS:
+        watch = Watching()
+        ht.plan_travel(task, watch, planner=planner)
+        views[planner] = [item.facts for item in watch.asked]
+    total = len(fact_lines(task.info))
+    # Decisions are posed in groups: within one, the order is that of the posing.
+    assert views["chain"] == [total + 5 * i for i in range(len(views["chain"]))]
+    pairs = list(zip(views["tree"], views["hypertree"], strict=True))
+    assert all(tree % own == 0 and tree // own in (1, 2, 3, 4) for tree, own in pairs)
+    # Hotels: 16 rows and 4 checks; meals: 20 rows and 2; sights: 10 rows and 1.
+    assert {(64, 16), (40, 20), (10, 10)} <= set(pairs)
+
+
+def test_wrong_choices_are_uniform():
+    expert = NoisyExpert(eps0=0.3, slope=0.01, generator=generator())
+    asked = [Question("", ("a", "b", "c", "d"), 1, 10)] * 8000
+    picked = torch.tensor(expert.pick(asked))
+    share = torch.bincount(picked, minlength=4) / len(asked)
+    # Wrong with 0.4, and then any of the four: 0.1 each, 0.6 + 0.1 for the right one.
+    expected = torch.tensor([0.1, 0.7, 0.1, 0.1])
+    assert ((share - expected).abs() < 4 * (0.21 / len(asked)) ** 0.5).all()
+
+
 def test_expert_errs_as_often_as_it_says():
     expert = NoisyExpert(eps0=0.1, slope=0.01, generator=generator())
     assert expert.error(0) == 0.1
@@ -581,6 +710,11 @@ def test_closed_form_by_hand():
     m = theory.ErrorModel(step_facts=0)
     assert theory.success(m, "chain") == pytest.approx(0.9**20)
     assert theory.success(m, "hypertree") == pytest.approx(0.96**20)
+    # Two checks of one sub-task: 10 facts, and 5 more after each step.
+    two = theory.ErrorModel(1, 2, 10, step_facts=5, eps0=0.02, slope=0.01)
+    assert theory.success(two, "chain") == pytest.approx((1 - 0.17) * (1 - 0.22))
+    assert theory.success(two, "tree") == pytest.approx((1 - 0.22) ** 2)
+    assert theory.success(two, "hypertree") == pytest.approx((1 - 0.12) ** 2)
     flat = replace(m, slope=0.0, step_facts=5)
     values = {theory.success(flat, planner) for planner in PLANNERS}
     assert len(values) == 1

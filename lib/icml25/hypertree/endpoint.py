@@ -151,10 +151,12 @@ class OpenAICompatible(Backend):
             ) from None
         if not isinstance(content, str):
             raise EndpointError(f"{self!r}: the reply holds no text")
-        used = answer.get("usage") or {}
+        used = answer.get("usage")
+        used = used if isinstance(used, dict) else {}
         self.usage.calls += 1
-        self.usage.prompt_tokens += int(used.get("prompt_tokens") or 0)
-        self.usage.completion_tokens += int(used.get("completion_tokens") or 0)
+        for name in ("prompt_tokens", "completion_tokens"):
+            if isinstance(count := used.get(name), int):
+                setattr(self.usage, name, getattr(self.usage, name) + count)
         return choice
 
     def _ask(self, prompt: str, max_tokens: int, **extra: Any) -> dict[str, Any]:
