@@ -6,9 +6,11 @@ The golden verdicts come from TravelPlanner's official evaluator; see
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
+import pkgutil
 import threading
 import time
 from contextlib import contextmanager
@@ -1318,6 +1320,13 @@ def test_facts_are_listed_once(mini):
     task = mini[0][2]
     count = sum(1 if isinstance(v, str) else len(v) for v in task.info.values())
     assert len(fact_lines(task.info)) == count
+
+
+def test_every_submodule_imports_and_the_public_names_are_few():
+    for item in pkgutil.iter_modules(ht.__path__):
+        importlib.import_module(f"icml25.hypertree.{item.name}")
+    assert 3 <= len(ht.__all__) <= 8
+    assert all(hasattr(ht, name) for name in ht.__all__)
 
 
 def test_data_sets_are_registered():
