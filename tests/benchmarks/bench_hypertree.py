@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 
 import torch
-from icml25.hypertree import (
-    Exact,
-    SmolLM2,
-    SmolLM2Backend,
-    evaluate,
-    mini_tasks,
-    plan_travel,
-    travel_outline,
-)
+from icml25.hypertree import Exact, HyperTree, evaluate, mini_tasks, plan_travel
 from icml25.hypertree.backends import Question
+from icml25.hypertree.modelruns import best_s, prompt_lengths
 from icml25.hypertree.premise import house_rule_quiz
-from icml25.hypertree.smollm import INSTALL, weights_path
-from icml25.hypertree.tree import Child, HyperTree
+from icml25.hypertree.smollm import INSTALL, SmolLM2, SmolLM2Backend, weights_path
+from icml25.hypertree.tree import Child
 
 NOMINAL = 1000.0  # tokens a second, to write counts of tokens as times
 
 
-def best_s(fn: Callable[[], object], repeats: int = 3) -> float:
-    """Shortest of several runs: the one that was disturbed least."""
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        fn()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-class Counting(Exact):
-    """An exact backend that counts the words and signs of its leaf prompts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = 0
-        self.longest = 0
-
-    def _read(self, *texts: str) -> None:
-        count = sum(len(re.findall(r"\w+|[^\w\s]", text)) for text in texts)
-        self.tokens += count
-        self.longest = max(self.longest, count)
-
-    def keep(self, checks):
-        for check in checks:
-            self._read(*check.view, check.requirement, *check.candidates)
-        return super().keep(checks)
-
-    def choose(self, questions):
-        for question in questions:
-            self._read(question.prompt, *question.options)
-        return super().choose(questions)
+def words(text: str) -> int:
+    """Words and signs, which need no tokenizer."""
+    return len(re.findall(r"\w+|[^\w\s]", text))
 
 
 def pandas_lookups(tables, plans) -> int:
@@ -113,14 +76,8 @@ def evaluator_row() -> dict:
 
 def token_row() -> dict:
     tasks, _ = mini_tasks(9, generator=torch.Generator().manual_seed(0))
-    outlines = [travel_outline(task) for task in tasks]
-    counts = {}
-    for planner in ("chain", "hypertree"):
-        backend = Counting()
-        for task, outline in zip(tasks, outlines, strict=True):
-            plan_travel(task, backend, planner=planner, outline=outline)
-        counts[planner] = (backend.tokens / len(tasks), backend.longest)
-    (ours, longest), (other, chain_longest) = counts["hypertree"], counts["chain"]
+    ours, longest = prompt_lengths(tasks, "hypertree", words)
+    other, chain_longest = prompt_lengths(tasks, "chain", words)
     return {
         "name": "hypertree: prompt tokens a task, at 1,000 tokens/s",
         "ours_s": ours / NOMINAL,

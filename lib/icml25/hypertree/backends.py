@@ -207,9 +207,11 @@ def read_index(reply: str, num_options: int) -> int:
     match = re.search(r"-?\d+", reply)
     if not match:
         raise ReplyError(f"no option number in the reply {reply[:80]!r}")
-    number = int(match.group())
+    digits = match.group()
+    # Python refuses to convert thousands of digits.
+    number = int(digits) if len(digits) < 10 else 0
     if not 1 <= number <= num_options:
-        raise ReplyError(f"option {number} of {num_options} in {reply[:80]!r}")
+        raise ReplyError(f"option {digits[:12]} of {num_options} in {reply[:80]!r}")
     return number - 1
 
 

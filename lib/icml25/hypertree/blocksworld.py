@@ -130,11 +130,11 @@ def blocksworld_rules() -> RuleLibrary:
         instance = node.data["instance"]
         pairs = ordered_goals(instance.goal)
         bases = {f.split()[1] for f in instance.goal if f.startswith("ontable")}
-        bases |= _trapping(_pairs(instance.init), pairs)
+        clear = [f.split()[1] for f in instance.goal if f.startswith("clear")]
+        bases |= _trapping(_pairs(instance.init), pairs, clear)
         table = [Child("table", f"[{x} on the table]", {"x": x}) for x in sorted(bases)]
         on = [Child("on", f"[{x} on {y}]", {"x": x, "y": y}) for x, y in pairs]
         # "clear x" goals come last: building towers may cover x.
-        clear = [f.split()[1] for f in instance.goal if f.startswith("clear")]
         last = [Child("clear", f"[clear {x}]", {"x": x}) for x in sorted(clear)]
         return [table + on + last] if table + on + last else []
 
@@ -205,9 +205,11 @@ def plan_blocks(instance: Instance, leaves: Sequence[Node]) -> list[str]:
     return plan
 
 
-def _trapping(below: dict[str, str], pairs: Sequence[tuple[str, str]]) -> set[str]:
+def _trapping(
+    below: dict[str, str], pairs: Sequence[tuple[str, str]], clear: Sequence[str]
+) -> set[str]:
     """Bases of goal towers that stand above a block some goal still has to reach."""
-    blocks = {b for pair in pairs for b in pair}
+    blocks = {b for pair in pairs for b in pair}.union(clear)
     bases = {y for _, y in pairs} - {x for x, _ in pairs}
     found = set()
     for base in bases:

@@ -16,8 +16,8 @@ from matplotlib.textpath import TextPath
 from icml25.core import COLORS
 from icml25.hypertree.backends import Check
 from icml25.hypertree.planner import Outline
-from icml25.hypertree.travel import Report
 from icml25.hypertree.tree import Hyperchain, HyperTree, Node
+from icml25.hypertree.verify import Report
 
 _PARTS = [COLORS[name] for name in ("method", "orange", "green", "pink", "yellow")]
 _OFF = "#B8C2CC"

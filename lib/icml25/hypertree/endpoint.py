@@ -143,16 +143,20 @@ class OpenAICompatible(Backend):
             answer = json.loads(text)
             choice = answer["choices"][0]
             content = choice["message"]["content"]
-        except (json.JSONDecodeError, KeyError, IndexError, TypeError):
+        except (ValueError, RecursionError, KeyError, IndexError, TypeError):
+            if key := os.environ.get(self.api_key_env):
+                text = text.replace(key, "...")  # Some proxies echo the headers.
             raise EndpointError(
                 f"{self!r}: not a chat completion: {text[:80]!r}"
             ) from None
         if not isinstance(content, str):
             raise EndpointError(f"{self!r}: the reply holds no text")
-        used = answer.get("usage") or {}
+        used = answer.get("usage")
+        used = used if isinstance(used, dict) else {}
         self.usage.calls += 1
-        self.usage.prompt_tokens += int(used.get("prompt_tokens") or 0)
-        self.usage.completion_tokens += int(used.get("completion_tokens") or 0)
+        for name in ("prompt_tokens", "completion_tokens"):
+            if isinstance(count := used.get(name), int):
+                setattr(self.usage, name, getattr(self.usage, name) + count)
         return choice
 
     def _ask(self, prompt: str, max_tokens: int, **extra: Any) -> dict[str, Any]:

@@ -13,22 +13,24 @@ from icml25.hypertree import blocksworld as bw
 from icml25.hypertree import schedule
 from icml25.hypertree.backends import Exact, NoisyExpert
 from icml25.hypertree.endpoint import OpenAICompatible
-from icml25.hypertree.harness import run_harness
+from icml25.hypertree.harness import run_harness, scores
 from icml25.hypertree.minitasks import mini_tasks
-from icml25.hypertree.planner import HTPlanner
-from icml25.hypertree.premise import (
-    auc,
-    auc_interval,
-    fit_probe,
-    house_rule_quiz,
-    is_yes,
-    log_odds,
-    probe_scores,
+from icml25.hypertree.modelruns import (
+    PremiseConfig,
+    ProbeConfig,
+    SmallPlansConfig,
+    SpeedConfig,
+    premise,
+    probe,
+    small_plans,
+    speed,
 )
-from icml25.hypertree.smollm import SmolLM2, SmolLM2Backend
-from icml25.hypertree.solve import PLANNERS, plan_travel, travel_outline
-from icml25.hypertree.travel import Sandbox, Task, evaluate, load_tasks, scores
+from icml25.hypertree.planner import HTPlanner
+from icml25.hypertree.solve import PLANNERS, plan_travel
+from icml25.hypertree.travel import Sandbox, Task, load_tasks
+from icml25.hypertree.travelrules import travel_outline
 from icml25.hypertree.tree import Child
+from icml25.hypertree.verify import evaluate
 
 SOURCES = ("mini", "travelplanner")
 
@@ -232,79 +234,6 @@ def noise(config: NoiseConfig, *, device: torch.device, seed: int) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class PremiseConfig:
-    facts: tuple[int, ...] = (1, 3, 9)  # hotels in view
-    num_questions: int = 40
-    shots: int = 4
-    num_bootstrap: int = 500
-
-
-def premise(
-    config: PremiseConfig, *, device: torch.device, seed: int
-) -> dict[str, Any]:
-    """E5: a real 135M model answers one check with more and more facts in view."""
-    model = SmolLM2(device=device)
-    rows = []
-    for facts in progress(config.facts, "facts in view"):
-        generator = make_generator(seed)
-        quiz = house_rule_quiz(
-            config.num_questions, facts, shots=config.shots, generator=generator
-        )
-        backend = SmolLM2Backend(model)
-        score, yes = log_odds(backend, quiz), is_yes(quiz)
-        low, high = auc_interval(
-            score, yes, num_bootstrap=config.num_bootstrap, generator=generator
-        )
-        rows.append(
-            {
-                "facts": facts,
-                "auc": auc(score, yes),
-                "low": low,
-                "high": high,
-                "raw_accuracy": float(((score > 0) == yes).double().mean()),
-                "prompt_tokens": backend.usage.prompt_tokens,
-            }
-        )
-    return {"num_questions": config.num_questions, "rows": rows}
-
-
-@dataclass(frozen=True)
-class ProbeConfig:
-    facts: tuple[int, ...] = (1, 9)
-    num_train: int = 150  # labelled checks
-    num_test: int = 100
-    ridge: float = 10.0
-
-
-def probe(config: ProbeConfig, *, device: torch.device, seed: int) -> dict[str, Any]:
-    """A linear head on the model's last hidden state, trained on labelled checks."""
-    model = SmolLM2(device=device)
-    rows = []
-    for facts in progress(config.facts, "facts in view"):
-        generator = make_generator(seed)
-        # One quiz, so that training and test checks share examples and prefix.
-        quiz = house_rule_quiz(
-            config.num_train + config.num_test, facts, generator=generator
-        )
-        states = model.last_hidden([quiz.prefix + q.prompt for q in quiz.questions])
-        states, yes = states.cpu(), is_yes(quiz)
-        n = config.num_train
-        fitted = fit_probe(states[:n], yes[:n], ridge=config.ridge)
-        score = probe_scores(fitted, states[n:])
-        low, high = auc_interval(score, yes[n:], generator=generator)
-        rows.append(
-            {
-                "facts": facts,
-                "auc": auc(score, yes[n:]),
-                "low": low,
-                "high": high,
-                "accuracy": float(((score > 0) == yes[n:]).double().mean()),
-            }
-        )
-    return {"num_train": config.num_train, "num_test": config.num_test, "rows": rows}
-
-
-@dataclass(frozen=True)
 class HarnessConfig:
     source: str = "mini"
     num_tasks: int = 6
@@ -365,6 +294,16 @@ EXPERIMENTS = {
         probe,
         laptop=ProbeConfig(),
         summary="a linear head on the small model's hidden states",
+    ),
+    "small-plans": Experiment(
+        small_plans,
+        laptop=SmallPlansConfig(),
+        summary="the small model as a planner, end to end",
+    ),
+    "speed": Experiment(
+        speed,
+        laptop=SpeedConfig(),
+        summary="leaves a second, prompt tokens a trip, plans checked a second",
     ),
     "harness": Experiment(
         harness,

@@ -1,4 +1,4 @@
-"""Reading a GGUF file: metadata and tensors, the four encodings SmolLM2 needs."""
+"""Reading a GGUF file: metadata, tokenizer, tensors in SmolLM2's four encodings."""
 
 from __future__ import annotations
 
@@ -81,6 +81,28 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             for name, shape, kind, offset in entries
         }
     return meta, tensors
+
+
+def read_tokenizer(meta: dict[str, Any]) -> Any:
+    """Byte-level BPE from a GGUF file's metadata, as a ``tokenizers.Tokenizer``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = meta["tokenizer.ggml.tokens"]
+    merges = [tuple(pair.split(" ", 1)) for pair in meta["tokenizer.ggml.merges"]]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    control = 3
+    kinds = meta["tokenizer.ggml.token_type"]
+    special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == control]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
+    return tokenizer
 
 
 def _decode(

