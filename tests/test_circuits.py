@@ -25,6 +25,7 @@ from icml25.circuits.attribution import pull_back_norm, pull_back_reads, quadrat
 from icml25.circuits.lora import add_lora, circuit_lora_config, wrap
 from icml25.circuits.pairs import kl_divergence, label_logit, logit_difference
 from icml25.circuits.reference import attribute_edges_plainly
+from icml25.circuits.theory import affine_neox, completeness
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -312,11 +313,10 @@ def test_column_sums_are_residual_differences_times_gradients(golden):
 
 def test_the_embeddings_row_adds_up_to_the_metrics_change(model, pairs):
     # The readers of the embedding share its total gradient: a line integral.
-    scores = attribute_edges(model, pairs, steps=128)
+    total, change = completeness(model, pairs, steps=128)
+    assert abs(total - change) < 0.02 * change
     clean, corrupted = (answers(model, ids) for ids in (pairs.clean, pairs.corrupted))
-    change = kl_divergence(corrupted, clean, pairs).mean()
-    # At alpha = 0 the run differs from the corrupted one in nothing but its tokens.
-    assert abs(scores[0].sum() - change) < 0.02 * change
+    assert abs(change - kl_divergence(corrupted, clean, pairs).mean()) < 1e-6
 
 
 def test_the_end_of_the_line_gives_nothing_for_a_divergence(model, pairs):
@@ -330,7 +330,7 @@ def test_equal_twins_score_zero(model, pairs):
 
 
 def test_attribution_is_exact_where_the_model_is_linear():
-    model, pairs = linear_neox(), some_pairs(5, 6)
+    model, pairs = affine_neox(), some_pairs(5, 6)
 
     def metric(logits, clean_logits, batch):
         return logits[:, 3]
@@ -340,20 +340,6 @@ def test_attribution_is_exact_where_the_model_is_linear():
         exact = patch_effects(model, pairs, metric=metric)
         assert exact.abs().max() > 1e-2
         assert (scores - exact).abs().max() < 1e-5
-
-
-def linear_neox():
-    """A GPT-NeoX without any nonlinearity on its paths of values and MLPs."""
-    model = neox(hidden_act="linear")
-    for norm in [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]:
-        # A huge epsilon makes 1/sigma a constant: the norm is affine.
-        norm.eps = 1e8
-        norm.weight.data.mul_(1e4)
-    for layer in model.gpt_neox.layers:
-        weight = layer.attention.query_key_value.weight.data
-        weight.view(4, 3, 8, 32)[:, :2] = 0  # attention looks everywhere alike
-        layer.attention.query_key_value.bias.data.view(4, 3, 8)[:, :2] = 0
-    return model
 
 
 @pytest.mark.parametrize("centre", [True, False])
@@ -514,8 +500,15 @@ def test_adapters_count_as_what_they_do(name, pairs):
     scores = attribute_edges(wrapped, pairs)
     assert (scores - attribute_edges(model, pairs)).abs().max() > 1e-3
     assert (scores - attribute_edges_plainly(wrapped, pairs)).abs().max() < 2e-6
+    graph = Adapter(wrapped).graph
+    circuit = graph.top_edges(scores, 80)
+    logits = run_circuit(wrapped, pairs, circuit)
+    effects = patch_effects(wrapped, pairs, edges=circuit)
     merged = wrapped.merge_and_unload().eval()
     assert (scores - attribute_edges(merged, pairs)).abs().max() < 1e-5
+    assert (logits - run_circuit(merged, pairs, circuit)).abs().max() < 1e-5
+    again = patch_effects(merged, pairs, edges=circuit)
+    assert (effects - again).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -78,6 +78,10 @@ def _run(adapter: Adapter, batch: PromptPairs, circuit: Tensor) -> Tensor:
     # [U, V]: which corrections a slot gets.
     outside = (graph.mask & ~circuit).to(rows.device, rows.dtype)
     before, after = {}, {}
+    # Read off before there are hooks: a wrapped module is read by running it.
+    every = range(graph.num_layers)
+    reads = [adapter.read_weights(layer) for layer in every]
+    writes = [adapter.write_weights(layer) for layer in every]
 
     def correction(slots: slice, count: int) -> Tensor:
         """Sum of the corrections of some slots, ``[S, B, T, d]``."""
@@ -98,15 +102,15 @@ def _run(adapter: Adapter, batch: PromptPairs, circuit: Tensor) -> Tensor:
         def read(
             x, block=block, layer=layer, at=slice(start, stop), row=row, store=replaced
         ):
-            weights, biases = adapter.read_weights(layer)
+            weights, biases = reads[layer]
             inputs = x.float() + correction(at, row)  # (S, B, T, d)
             normed, _ = adapter.normalise(block.attn_norm, inputs)
             normed = normed * block.attn_norm.weight.float()
             if (bias := adapter.norm_bias(block.attn_norm)) is not None:
                 normed = normed + bias.float()
-            reads = torch.bmm(normed.flatten(1, 2), weights) + biases
-            reads = reads.unflatten(1, x.shape[:2]).to(x.dtype)
-            store.update(zip(block.qkv, adapter.join_reads(reads), strict=True))
+            out = torch.bmm(normed.flatten(1, 2), weights) + biases
+            out = out.unflatten(1, x.shape[:2]).to(x.dtype)
+            store.update(zip(block.qkv, adapter.join_reads(out), strict=True))
 
         before[block.attn_norm] = read
         for module in block.qkv:
@@ -114,7 +118,7 @@ def _run(adapter: Adapter, batch: PromptPairs, circuit: Tensor) -> Tensor:
 
         def heads(z, layer=layer, row=row):
             z = z.float().flatten(0, 1).unflatten(-1, (adapter.num_heads, -1))
-            out = torch.bmm(z.transpose(0, 1), adapter.write_weights(layer))
+            out = torch.bmm(z.transpose(0, 1), writes[layer])
             rows[row : row + adapter.num_heads].flatten(1, 2).sub_(out)
 
         before[block.attn_out] = heads

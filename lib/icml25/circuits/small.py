@@ -31,10 +31,10 @@ class BaseConfig:
     num_layers: int = 4
     num_heads: int = 4
     dim: int = 48
-    num_steps: int = 600
+    num_steps: int = 2000
     batch_size: int = 256
     lr: float = 5e-3  # one cycle, rises for a tenth
-    weight_decay: float = 0.1
+    weight_decay: float = 0.3
 
 
 def random_neox(config: BaseConfig, vocab_size: int, seed: int) -> nn.Module:
@@ -197,6 +197,7 @@ def train(
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     wrapped.train()
     parts, rank = accelerator.num_processes, accelerator.process_index
+    allocate = getattr(getattr(model, "base_model", None), "update_and_allocate", None)
     losses = []
     for step in progress(range(1, num_steps + 1), desc):
         drawn = torch.randint(len(pairs), (batch_size,), generator=generator)
@@ -212,8 +213,10 @@ def train(
         rows = torch.arange(len(batch), device=logits.device)
         at = torch.searchsorted(where, batch.last)
         loss = functional.cross_entropy(logits[rows, at].float(), batch.label)
-        accelerator.backward(loss)
+        accelerator.backward(loss + _orthogonality(model) if allocate else loss)
         optimizer.step()
+        if allocate:  # AdaLoRA moves rank between layers while gradients are there
+            allocate(step)
         optimizer.zero_grad()
         schedule.step()
         losses.append(loss.detach())
@@ -223,6 +226,17 @@ def train(
             model.train()
     model.eval()
     return torch.stack(losses).tolist()
+
+
+def _orthogonality(model: nn.Module, weight: float = 0.5) -> Tensor:
+    """AdaLoRA's regulariser, which peft adds only to losses that it computes itself."""
+    terms = []
+    for name, p in model.named_parameters():
+        if p.requires_grad and ("lora_A" in name or "lora_B" in name):
+            gram = p @ p.T if "lora_A" in name else p.T @ p
+            eye = torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
+            terms.append((gram - eye).norm())
+    return weight * torch.stack(terms).mean()
 
 
 @torch.no_grad()

@@ -224,7 +224,13 @@ def _composition(draw: _Draw, limit: int, short: bool) -> Item | None:
     answers = [OPERATORS[outer](bracket, each) for each in (z, w)]
     texts = [f"{_SENTENCE}({x} {inner} {y}) {outer} {each} =" for each in (z, w)]
     return Item(
-        texts[0], answers[0], texts[1], answers[1], (x, y, z), (x, y, z, w, *answers), outer
+        texts[0],
+        answers[0],
+        texts[1],
+        answers[1],
+        (x, y, z),
+        (x, y, z, w, *answers),
+        outer,
     )
 
 
