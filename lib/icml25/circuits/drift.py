@@ -16,7 +16,9 @@ from .data import small_pairs
 from .graph import CircuitGraph
 from .lora import circuit_lora_config
 from .pairs import PromptPairs
-from .small import accuracy, adapt, load_base, train
+from .small import CHECKPOINT, accuracy, adapt, load_base, train
+
+ADAPTERS = CHECKPOINT.with_name("circuits_adapters.safetensors")
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ class Drift:
         steps: optimiser steps at the checkpoints; 0 is the base.
         scores: ``[checkpoint, half, U, V]``, two disjoint halves of the prompts.
         accuracies: held-out accuracy at the checkpoints.
-        losses: training loss of every step.
+        losses: training loss of every step (empty for a stored run).
         prompts: what the scores were estimated on.
         test: held-out pairs.
+        adapters: LoRA's weights at the checkpoints, half precision.
     """
 
     base: nn.Module
@@ -60,6 +63,7 @@ class Drift:
     losses: list[float]
     prompts: PromptPairs
     test: PromptPairs
+    adapters: list[dict[str, Tensor]]
 
     def circuit(self, checkpoint: int, share: float, half: int | None = None) -> Tensor:
         """Mask of the circuit at a checkpoint, from all prompts or from one half."""
@@ -99,6 +103,7 @@ def follow(
     *,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    stored: bool = False,
 ) -> Drift:
     """Fine-tune once and score every edge at every checkpoint.
 
@@ -106,6 +111,9 @@ def follow(
         config: the run.
         device: where to run.
         seed: of the adapter's start, the batches and the prompts.
+        stored: take the adapters of the checkpoints that ship with the package (made by
+            ``python -m icml25 run circuits checkpoints``) instead of training, so that
+            the numbers do not depend on the processor.
     """
     config = config or DriftConfig()
     base = load_base()[0].to(device)
@@ -115,7 +123,7 @@ def follow(
     prompts = fit[order.to(fit.clean.device)]
     half = len(prompts) // 2
     graph = Adapter(base).graph
-    steps, scores, accuracies = [], [], []
+    steps, scores, accuracies, adapters = [], [], [], []
     model = adapt(base, circuit_lora_config(base, [], r=config.rank), seed=seed)
 
     def look(step: int) -> None:
@@ -129,20 +137,33 @@ def follow(
             ).cpu()
         )
         accuracies.append(accuracy(model, test))
+        adapters.append(
+            {
+                name: p.detach().half().cpu().clone()
+                for name, p in model.named_parameters()
+                if "lora_" in name
+            }
+        )
 
     model.eval()
-    look(0)
-    losses = train(
-        model,
-        fit,
-        num_steps=config.num_steps,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        generator=generator,
-        desc="fine-tuning",
-        every=config.every,
-        callback=look,
-    )
+    losses: list[float] = []
+    if stored:
+        for step, weights in _stored().items():
+            model.load_state_dict(weights, strict=False)
+            look(step)
+    else:
+        look(0)
+        losses = train(
+            model,
+            fit,
+            num_steps=config.num_steps,
+            batch_size=config.batch_size,
+            lr=config.lr,
+            generator=generator,
+            desc="fine-tuning",
+            every=config.every,
+            callback=look,
+        )
     return Drift(
         base,
         model,
@@ -153,7 +174,42 @@ def follow(
         losses,
         prompts,
         test,
+        adapters,
     )
+
+
+def _stored() -> dict[int, dict[str, Tensor]]:
+    """Adapters that ship with the package, by step."""
+    from safetensors.torch import load_file
+
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, value in load_file(ADAPTERS).items():
+        step, _, name = key.partition(":")
+        found.setdefault(int(step), {})[name] = value.float()
+    return dict(sorted(found.items()))
+
+
+def store_checkpoints(
+    config: DriftConfig | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Fine-tune once and write the adapters that :func:`follow` can start from.
+
+    Returns:
+        ``accuracies`` at the checkpoints, and ``bytes`` of the file.
+    """
+    from safetensors.torch import save_file
+
+    drift = follow(config, device=device, seed=seed)
+    weights = {
+        f"{step}:{name}": value
+        for step, each in zip(drift.steps, drift.adapters, strict=True)
+        for name, value in each.items()
+    }
+    save_file(weights, ADAPTERS)
+    return {"accuracies": drift.accuracies, "bytes": ADAPTERS.stat().st_size}
 
 
 def run_drift(

@@ -12,7 +12,7 @@ from icml25.core import Experiment
 from .compare import LAPTOP, PAPER, compare_allocations
 from .composition import CompositionConfig, run_composition
 from .data import small_pairs
-from .drift import DriftConfig, run_drift
+from .drift import DriftConfig, run_drift, store_checkpoints
 from .small import CHECKPOINT, BaseConfig, accuracy, pretrain
 
 
@@ -67,6 +67,11 @@ EXPERIMENTS = {
         run_composition,
         laptop=CompositionConfig(),
         summary="the union of two steps' circuits against the composed task's",
+    ),
+    "checkpoints": Experiment(
+        store_checkpoints,
+        laptop=DriftConfig(),
+        summary="fine-tune and store the adapters whose circuits the chapter shows",
     ),
     "base": Experiment(
         make_base,
