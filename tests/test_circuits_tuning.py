@@ -275,7 +275,9 @@ def test_impossible_requests_are_refused():
 
 
 def test_encoding_keeps_single_tokens_and_equal_lengths():
-    items = make_items("add_sub", count=40, short=True, generator=make_generator(0))
+    items = make_items(
+        "add_sub", count=40, limit=9, short=True, generator=make_generator(0)
+    )
 
     def by_digits(text, add_special_tokens=False):
         from types import SimpleNamespace
