@@ -48,6 +48,16 @@ EXPERIMENTS = {
         paper=PAPER,
         summary="CircuitLoRA, LoRA, AdaLoRA, IA3 and controls at equal parameters",
     ),
+    "confirm": Experiment(
+        compare_allocations,
+        laptop=replace(
+            LAPTOP,
+            tasks=("add_sub", "lcm"),
+            methods=("lora", "circuit_lora", "circuit_lora_mean", "early_layers"),
+            num_seeds=5,
+        ),
+        summary="the allocations again, on fresh seeds (--seed 10) and another task",
+    ),
     "tasks": Experiment(
         compare_allocations,
         laptop=replace(
