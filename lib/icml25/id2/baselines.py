@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from icml25.core import progress
+
 from .autoencoders import embed
 from .generators import FAMILY
 from .linear import LinearIdentifier
-from .margin import CosFaceConfig, train_cosface
 from .ranking import map_acc, rank_of_positive, standard_error, unit
 from .selection import LAMBDAS, choose_lambda
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from .build import Build
 
 CNN_WIDTH = 128
+_CNN_LR = 2e-3
+_CNN_BATCH = 128
+_TEMPERATURE = 0.07
 
 
 def make_cnn(size: int = 32) -> nn.Sequential:
@@ -58,36 +63,65 @@ def _rows(images: Tensor) -> Tensor:
 
 
 def train_cnn(build: Build, generator: torch.Generator) -> dict[str, Any]:
-    """A CNN trained by CosFace on the seen model's pairs, and what it says of all."""
-    pairs = build.pairs("A")
-    photos = _rows(build.photos.images).to(build.device)
-    config = CosFaceConfig(
-        num_steps=build.config.cnn_steps,
-        lr=2e-3,
-        centre_lr=1e-2,
-        width=CNN_WIDTH,
-        init="default",
-        ema=0.98,
-    )
-    network, curve = train_cosface(
-        photos[build.train],
-        _rows(pairs["images"]).to(build.device),
-        torch.searchsorted(build.train, pairs["rows"]),
-        config=config,
-        network=make_cnn().to(build.device),
-        generator=generator,
-        desc="CNN",
-    )
-    network.eval()
+    """A CNN trained for similarity on the seen model's pairs: its weights and losses.
 
-    def describe(rows: Tensor) -> Tensor:
-        parts = rows.to(build.device).split(512)
+    In each step a batch of translations has to pick its own origins out of the batch's,
+    and the other way round (cross-entropy of cosines over a temperature). A margin loss
+    with one class an origin does not get off the ground in as few steps.
+    """
+    pairs, config = build.pairs("A"), build.config
+    photos = _rows(build.photos.images).to(build.device)
+    made = _rows(pairs["images"]).to(build.device)
+    network = make_cnn().to(build.device)
+    averaged = [p.detach().clone() for p in network.parameters()]
+    optimizer = torch.optim.AdamW(network.parameters(), lr=_CNN_LR, fused=True)
+    curve = []
+    for step in progress(range(config.cnn_steps), "CNN"):
+        for group in optimizer.param_groups:
+            cosine = 0.5 * (1 + math.cos(math.pi * step / config.cnn_steps))
+            group["lr"] = _CNN_LR * min(1.0, (step + 1) / 20) * max(0.02, cosine)
+        rows = torch.randint(len(made), (_CNN_BATCH,), generator=generator)
+        both = torch.stack([photos[pairs["rows"][rows]], made[rows]])
+        if step % 2:  # mirrored
+            both = both.unflatten(2, (3, 32, 32)).flip(4).flatten(2)
+        origin, gen = nn.functional.normalize(network(both.flatten(0, 1))).chunk(2)
+        # The same origin twice in a batch is no mistake to be punished.
+        same = pairs["rows"][rows][:, None] == pairs["rows"][rows]
+        same = (same & ~torch.eye(len(rows), dtype=torch.bool)).to(build.device)
+        logits = (gen @ origin.mT / _TEMPERATURE).masked_fill(same, -1e4)
+        target = torch.arange(len(rows), device=build.device)
+        cross_entropy = nn.functional.cross_entropy
+        loss = (cross_entropy(logits, target) + cross_entropy(logits.mT, target)) / 2
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        weight = 1 - min(0.97, (step + 1) / (step + 10))
+        live = [p.data for p in network.parameters()]
+        torch._foreach_lerp_(averaged, live, weight)
+        curve.append(loss.item())
+    with torch.no_grad():
+        for p, mean in zip(network.parameters(), averaged, strict=True):
+            p.copy_(mean)
+    return {**network.state_dict(), "curve": torch.tensor(curve)}
+
+
+def describe_by_cnn(build: Build) -> dict[str, Tensor]:
+    """The trained CNN's descriptors of the gallery and of every model's queries."""
+    network = make_cnn()
+    weights = build.stage("cnn_weights", lambda g: train_cnn(build, g))
+    names = network.state_dict()
+    network.load_state_dict({key: weights[key] for key in names})
+    network.eval().to(build.device)
+
+    @torch.no_grad()
+    def describe(images: Tensor) -> Tensor:
+        parts = _rows(images).to(build.device).split(512)
         return torch.cat([unit(network(part)).cpu() for part in parts])
 
-    described = {"gallery": describe(photos[build.test])}
+    described = {"gallery": describe(build.photos.images[build.test])}
     for code in FAMILY:
-        described[code] = describe(_rows(build.queries(code)["images"]))
-    return described | {"curve": torch.tensor(curve)}
+        described[code] = describe(build.queries(code)["images"])
+    return described
 
 
 def photo_baselines(build: Build) -> dict[str, Any]:

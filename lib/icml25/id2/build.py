@@ -36,7 +36,7 @@ class BuildConfig:
     """Sizes of the build."""
 
     folder: str = "build/id2"  # where the stages write, relative to the current folder
-    vae_steps: int = 1_200  # of the KL autoencoder
+    vae_steps: int = 900  # of the KL autoencoder
     vae_batch: int = 32
     kl_weight: float = 1e-4  # of the posterior's divergence, per latent number
     step_share: float = 1.0  # of each generator's training steps
@@ -45,7 +45,7 @@ class BuildConfig:
     num_second: int = 500  # of them, those it translates twice
     num_pairs: int = 200  # an unseen model, only to fit W on it for comparison
     num_strength: int = 120  # queries at each strength
-    cnn_steps: int = 150  # of the convolutional baseline
+    cnn_steps: int = 250  # of the convolutional baseline
 
 
 LAPTOP = BuildConfig()
@@ -336,7 +336,7 @@ def run_build(
         build.pairs(code)
     build.strengths()
     build.attacked()
-    cnn = build.stage("cnn", lambda g: baselines.train_cnn(build, g))
+    build.stage("cnn", lambda g: baselines.describe_by_cnn(build))
     others = build.stage("others", lambda g: baselines.photo_baselines(build))
     sizes = packing.pack(build)
     return {
@@ -349,7 +349,7 @@ def run_build(
             for code in FAMILY
         },
         "vae_psnr_db": build.stage("kl_vae", dict)["psnr_db"],
-        "cnn_loss": cnn["curve"][-20:].mean().item(),
+        "cnn_loss": build.stage("cnn_weights", dict)["curve"][-20:].mean().item(),
         "map_acc": others["map_acc"],
         "bytes": sizes,
     }

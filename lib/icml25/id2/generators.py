@@ -49,8 +49,8 @@ FAMILY = {
         ),
         GeneratorConfig(
             *("C", "pca", "unet", (32, 48), "epsilon"),
-            *("DDIMScheduler", 0.6, 1.5),
-            train_steps=200,
+            *("DDIMScheduler", 0.45, 1.5),
+            train_steps=450,
         ),
         GeneratorConfig(
             *("D", "taef2", "transformer", (3, 4, 24), "flow"),
@@ -59,13 +59,13 @@ FAMILY = {
         ),
         GeneratorConfig(
             *("E", "kl", "unet", (32, 48), "epsilon"),
-            *("EulerDiscreteScheduler", 0.5, 3.0),
-            train_steps=250,
+            *("EulerDiscreteScheduler", 0.35, 2.0),
+            train_steps=550,
         ),
         GeneratorConfig(
             *("F", "kl", "unet", (32, 48), "v_prediction"),
-            *("DDIMScheduler", 0.65, 3.0),
-            train_steps=250,
+            *("DDIMScheduler", 0.45, 2.0),
+            train_steps=550,
         ),
     )
 }
@@ -171,8 +171,16 @@ def make_denoiser(config: GeneratorConfig) -> nn.Module:
     )
 
 
-def make_scheduler(config: GeneratorConfig, name: str | None = None) -> Any:
-    """The model's sampler, with the noise levels and target it was trained for."""
+def make_scheduler(
+    config: GeneratorConfig, name: str | None = None, *, steps_offset: int = 0
+) -> Any:
+    """The model's sampler, with the noise levels and target it was trained for.
+
+    Args:
+        config: which model.
+        name: another diffusers scheduler in its place.
+        steps_offset: added to DDIM's timesteps; the released pipelines use 1.
+    """
     import diffusers
 
     kind = getattr(diffusers, name or config.sampler)
@@ -186,6 +194,7 @@ def make_scheduler(config: GeneratorConfig, name: str | None = None) -> Any:
         options |= {"beta_start": 0.00085, "beta_end": 0.012}
     if kind is diffusers.DDIMScheduler:
         options |= {"clip_sample": False, "set_alpha_to_one": True}
+        options["steps_offset"] = steps_offset
     return kind(**options)
 
 
@@ -290,19 +299,27 @@ class Generator(nn.Module):
         Raises:
             ValueError: the model is not a UNet over an ``AutoencoderKL``.
         """
-        from diffusers import StableDiffusionImg2ImgPipeline
+        from transformers.utils import logging
 
         if self.config.latent != "kl" or self.config.network != "unet":
             raise ValueError(
                 f"model {self.config.code}: the pipeline takes a UNet over an "
                 f"AutoencoderKL, not {self.config.network} over {self.config.latent}"
             )
+        # Loading it reports image processors that torchvision brings; none is used.
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        try:
+            from diffusers import StableDiffusionImg2ImgPipeline
+        finally:
+            logging.set_verbosity(verbosity)
+
         pipe = StableDiffusionImg2ImgPipeline(
             vae=self.vae,
             text_encoder=self.text,
             tokenizer=self.tokenizer,
             unet=self.denoiser,
-            scheduler=make_scheduler(self.config, scheduler),
+            scheduler=make_scheduler(self.config, scheduler, steps_offset=1),
             safety_checker=None,
             feature_extractor=None,
             requires_safety_checker=False,

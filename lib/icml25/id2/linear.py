@@ -70,7 +70,7 @@ class PairScatter:
 def whitening_transform(scatter: Tensor, lam: float = 1.0) -> Tensor:
     r"""The closed form: $W = (S + \lambda\,\tfrac{\mathrm{tr}S}{d} I)^{-1/2}$.
 
-    Up to a rotation, which no cosine sees, it is the solution of {eq}`eq-id2-lda` when
+    Up to a rotation, which no cosine sees, it is what :func:`lda_transform` gives when
     all directions are kept, and $W^\top (S + \lambda\,\mathrm{tr}S/d\,I) W = I$.
 
     Args:

@@ -91,16 +91,16 @@ class CosFaceHead(nn.Module):
 class CosFaceConfig:
     """Training of W or of a network on pairs."""
 
-    num_steps: int = 250
+    num_steps: int = 100
     num_origins: int = 64  # origins in a batch, P
     num_images: int = 4  # images of each, K (the origin among them)
-    lr: float = 1e-4  # of W
-    centre_lr: float = 1e-3
+    lr: float = 3e-4  # of W
+    centre_lr: float = 3e-3
     width: int = 0  # columns of W; 0: as many as the embedding has
     init: str = "identity"  # of W: "identity" (ours) or "default" (the paper's)
     num_layers: int = 1  # 1 is W; more: a plain network with ReLU
     hidden: int = 512  # width of its inner layers
-    num_classes: int = 1024  # centres compared with in a step; 0 compares with all
+    num_classes: int = 512  # centres compared with in a step; 0 compares with all
     ema: float = 0.99  # decay of the averaged weights
 
 

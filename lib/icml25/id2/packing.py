@@ -131,6 +131,8 @@ def pack(build: Build) -> dict[str, int]:
         "config": vars(build.config) | {"folder": ""},
         "torch": torch.__version__,
         "words": build.words,
+        "vae_psnr_db": build.stage("kl_vae", dict)["psnr_db"],
+        "cpu_s": _seconds(build),
         "photo_baselines": build.stage("others", dict)["map_acc"],
         "files": {
             name: {"bytes": sizes[name], "sha256": hashes[name]} for name in contents
@@ -138,6 +140,18 @@ def pack(build: Build) -> dict[str, int]:
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return sizes
+
+
+def _seconds(build: Build) -> dict[str, float]:
+    """CPU seconds of each training, and of all translations together."""
+    spent = {
+        path.stem: float(load_tensors(path)["cpu_s"])
+        for path in sorted(build.folder.glob("*.pt"))
+    }
+    made = ("queries_", "pairs_", "strength_", "attack_", "photos")
+    total = sum(value for name, value in spent.items() if name.startswith(made))
+    kept = {name: value for name, value in spent.items() if not name.startswith(made)}
+    return {**kept, "translations": total}
 
 
 def _half(made: dict) -> dict:
