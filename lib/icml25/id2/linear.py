@@ -86,7 +86,7 @@ def whitening_transform(scatter: Tensor, lam: float = 1.0) -> Tensor:
 
     Source: ours (known as relevant component analysis); the paper trains W instead.
     """
-    values, vectors = torch.linalg.eigh(_ridged(scatter, lam))
+    values, vectors = _ridged_eigh(scatter, lam)
     return (vectors * values.rsqrt()) @ vectors.mT
 
 
@@ -123,7 +123,7 @@ def lda_transform(
     return white @ vectors[:, -rank:].flip(1)
 
 
-def _ridged(scatter: Tensor, lam: float) -> Tensor:
+def _ridged_eigh(scatter: Tensor, lam: float) -> tuple[Tensor, Tensor]:
     if scatter.dim() != 2 or scatter.shape[0] != scatter.shape[1]:
         raise ValueError(f"scatter={tuple(scatter.shape)}: give a square matrix")
     if not torch.isfinite(scatter).all():
@@ -131,15 +131,14 @@ def _ridged(scatter: Tensor, lam: float) -> Tensor:
     if not lam >= 0:
         raise ValueError(f"lam={lam}: give 0 or more")
     dim = len(scatter)
-    eye = torch.eye(dim, dtype=scatter.dtype, device=scatter.device)
-    ridged = scatter + lam * scatter.trace() / dim * eye
-    values = torch.linalg.eigvalsh(ridged)
+    values, vectors = torch.linalg.eigh(scatter)
+    values = values + lam * scatter.trace() / dim  # the ridge moves no eigenvector
     if values[0] <= dim * torch.finfo(scatter.dtype).eps * values[-1]:
         raise ValueError(
             f"scatter is singular with lam={lam}: some direction never changes, as "
             f"with fewer pairs than its {dim} dimensions; give a positive lam"
         )
-    return ridged
+    return values, vectors
 
 
 class LinearIdentifier(nn.Module):
