@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from icml25.core import progress
+from icml25.core import make_generator, progress
 
 from .autoencoders import embed
 from .generators import FAMILY
 from .linear import LinearIdentifier
+from .photos import prompt
 from .ranking import map_acc, rank_of_positive, standard_error, unit
 from .selection import LAMBDAS, choose_lambda
 
@@ -122,6 +123,28 @@ def describe_by_cnn(build: Build) -> dict[str, Tensor]:
     for code in FAMILY:
         described[code] = describe(build.queries(code)["images"])
     return described
+
+
+def prompt_effect(build: Build, *, count: int = 24) -> dict[str, Any]:
+    """How much the words matter: mean change, in grey levels of 255, of a translation.
+
+    By model: with another prompt and the same noise; with other noise and the same
+    prompt. A model that hardly answers its prompt has a small first number.
+    """
+    images = build.photos.images[build.test[:count]].to(build.device)
+    words = (prompt("dark", "blue", "ant"), prompt("bright", "orange", "sunflower"))
+    found = {}
+    for code in FAMILY:
+        model = build.generator(code)
+
+        def run(text: str, seed: int, model=model) -> Tensor:
+            draw = make_generator(seed)
+            return model.translate(images, [text] * count, generator=draw)
+
+        base = run(words[0], 0)
+        changed = (run(words[1], 0), run(words[0], 1))
+        found[code] = [255 * (base - x).abs().mean().item() for x in changed]
+    return {"grey_levels": found}
 
 
 def photo_baselines(build: Build) -> dict[str, Any]:

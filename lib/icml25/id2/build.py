@@ -338,6 +338,7 @@ def run_build(
     build.attacked()
     build.stage("cnn", lambda g: baselines.describe_by_cnn(build))
     others = build.stage("others", lambda g: baselines.photo_baselines(build))
+    prompts = build.stage("prompts", lambda g: baselines.prompt_effect(build))
     sizes = packing.pack(build)
     return {
         "cpu_s": {
@@ -351,6 +352,7 @@ def run_build(
         "vae_psnr_db": build.stage("kl_vae", dict)["psnr_db"],
         "cnn_loss": build.stage("cnn_weights", dict)["curve"][-20:].mean().item(),
         "map_acc": others["map_acc"],
+        "prompt_effect": prompts["grey_levels"],
         "bytes": sizes,
     }
 

@@ -133,6 +133,7 @@ def pack(build: Build) -> dict[str, int]:
         "words": build.words,
         "vae_psnr_db": build.stage("kl_vae", dict)["psnr_db"],
         "cpu_s": _seconds(build),
+        "prompt_effect": build.stage("prompts", dict)["grey_levels"],
         "photo_baselines": build.stage("others", dict)["map_acc"],
         "files": {
             name: {"bytes": sizes[name], "sha256": hashes[name]} for name in contents
