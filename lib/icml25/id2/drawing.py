@@ -39,7 +39,7 @@ def strips(
         parts.append(
             f'<div style="margin:.2em 0">{html.escape(label)}<br>'
             f'<img alt="{html.escape(alt)}: {html.escape(label)}" '
-            'style="width:100%;max-width:560px;image-rendering:pixelated" '
+            'style="width:560px;max-width:100%;image-rendering:pixelated" '
             f'src="data:image/png;base64,{_png(torch.cat(framed, 2))}"></div>'
         )
     return "".join(parts)
