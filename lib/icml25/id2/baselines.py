@@ -15,7 +15,7 @@ from .generators import FAMILY
 from .linear import LinearIdentifier
 from .photos import prompt
 from .ranking import map_acc, rank_of_positive, standard_error, unit
-from .selection import LAMBDAS, choose_lambda
+from .selection import LAMBDAS, NUM_HELD_OUT, choose_lambda
 
 if TYPE_CHECKING:
     from .build import Build
@@ -139,7 +139,7 @@ def prompt_effect(build: Build, *, count: int = 24) -> dict[str, Any]:
 
         def run(text: str, seed: int, model=model) -> Tensor:
             draw = make_generator(seed)
-            return model.translate(images, [text] * count, generator=draw)
+            return model.translate(images, [text] * len(images), generator=draw)
 
         base = run(words[0], 0)
         changed = (run(words[1], 0), run(words[0], 1))
@@ -187,11 +187,14 @@ def photo_baselines(build: Build) -> dict[str, Any]:
         "own VAE": (own_vae(build.photos.images), lambda m: own_vae(m["images"])),
     }
     lams = {}
+    held_out = min(NUM_HELD_OUT, len(owner.unique()) // 2)
     for name, (photos, of_queries) in kinds.items():
         train, gen = photos[build.train], of_queries(pairs)
         mean = train.mean(0)
         measure(f"{name}, cosine", lambda z, m=mean: unit(z - m), photos, of_queries)
-        lams[name], _ = choose_lambda(train, gen, owner, grid=LAMBDAS)
+        lams[name], _ = choose_lambda(
+            train, gen, owner, grid=LAMBDAS, num_held_out=held_out
+        )
         w = LinearIdentifier.fit(train[owner], gen, lam=lams[name], photos=train)
         measure(f"{name}, closed form", w, photos, of_queries)
     return {"map_acc": tables, "lam": lams}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class BuildConfig:
     num_second: int = 500  # of them, those it translates twice
     num_pairs: int = 200  # an unseen model, only to fit W on it for comparison
     num_strength: int = 120  # queries at each strength
+    num_photos: int = 0  # of each split; 0 takes all, a few make a trial
     cnn_steps: int = 250  # of the convolutional baseline
 
 
@@ -59,7 +60,7 @@ class Build:
         self.config, self.device, self.seed = config, device, seed
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.photos: Photos = load_caltech()
+        self.photos = _first(load_caltech(), config.num_photos)
         self.words = vocabulary(self.photos.classes)
         self.train = self.photos.is_train.nonzero().flatten()
         self.test = (~self.photos.is_train).nonzero().flatten()
@@ -355,6 +356,20 @@ def run_build(
         "prompt_effect": prompts["grey_levels"],
         "bytes": sizes,
     }
+
+
+def _first(photos: Photos, count: int) -> Photos:
+    """The first ``count`` photos of each split; all for 0."""
+    if count == 0:
+        return photos
+    splits = (photos.is_train, ~photos.is_train)
+    rows = torch.cat([split.nonzero().flatten()[:count] for split in splits])
+    return replace(
+        photos,
+        images=photos.images[rows],
+        labels=photos.labels[rows],
+        is_train=photos.is_train[rows],
+    )
 
 
 def _state(made: dict) -> dict[str, Tensor]:

@@ -91,7 +91,7 @@ class CosFaceHead(nn.Module):
 class CosFaceConfig:
     """Training of W or of a network on pairs."""
 
-    num_steps: int = 100
+    num_steps: int = 200
     num_origins: int = 64  # origins in a batch, P
     num_images: int = 4  # images of each, K (the origin among them)
     lr: float = 3e-4  # of W
