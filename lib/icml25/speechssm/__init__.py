@@ -1,0 +1,1 @@
+"""SpeechSSM: minutes of speech from a model with a constant memory."""
