@@ -1,0 +1,1 @@
+"""Long-form speech generation with state-space models (SpeechSSM)."""
