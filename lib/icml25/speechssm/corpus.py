@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .audio import TELEPHONE, MelConfig, log_mel
 from .espeak import Utterance, synthesise
-from .tokens import KMeansTokenizer, SpeakerStats, TokenizerConfig, speaker_stats
+from .tokens import KMeansTokenizer, TokenizerConfig, speaker_stats
 
 __all__ = [
     "Counters",
@@ -21,9 +21,8 @@ __all__ = [
 ]
 
 VOICES = ("en-us+m3", "en+f2", "en-gb-scotland+m7", "en-us+f5")
-WORDS = (
-    "zero one two three four five six seven eight nine".split()  # their index is meant
-)
+WORDS = ("zero", "one", "two", "three", "four")
+WORDS += ("five", "six", "seven", "eight", "nine")  # WORDS[d] says d
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ class CountingCorpus:
         if speaker is None:
             speaker = torch.randint(len(self.speakers), (num,), **draw)
         if speaker.shape != (num,) or not (
-            0 <= int(speaker.min()) and int(speaker.max()) < len(self.speakers)
+            int(speaker.min()) >= 0 and int(speaker.max()) < len(self.speakers)
         ):
             raise ValueError(
                 f"speaker={speaker.tolist()}: give {num} numbers of 0.."
