@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .audio import TELEPHONE, MelConfig, log_mel
 from .espeak import Utterance, synthesise
-from .tokens import KMeansTokenizer, SpeakerStats, TokenizerConfig, speaker_stats
+from .tokens import KMeansTokenizer, TokenizerConfig, speaker_stats
 
 __all__ = [
     "Counters",
@@ -21,9 +21,8 @@ __all__ = [
 ]
 
 VOICES = ("en-us+m3", "en+f2", "en-gb-scotland+m7", "en-us+f5")
-WORDS = (
-    "zero one two three four five six seven eight nine".split()  # their index is meant
-)
+WORDS = ("zero", "one", "two", "three", "four")
+WORDS += ("five", "six", "seven", "eight", "nine")  # WORDS[d] says d
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,18 @@ class CountingCorpus:
         take_audio: the takes' samples, ``take_digit``, ``take_speaker``, ``take_test``.
     """
 
-    def __init__(self, config: CountingConfig, *, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        config: CountingConfig,
+        *,
+        generator: torch.Generator,
+        tokenizer: KMeansTokenizer | None = None,
+    ) -> None:
+        if tokenizer is not None and tokenizer.config != config.tokenizer:
+            raise ValueError(
+                f"tokenizer has {tokenizer.config}, the corpus asks for "
+                f"{config.tokenizer}"
+            )
         self.config = config
         if config.source == "espeak":
             self.grid, self.speakers = MelConfig(), config.voices
@@ -197,11 +207,13 @@ class CountingCorpus:
             for s in range(len(self.speakers))
         ]
         train = (~self.take_test).nonzero().flatten().tolist()
-        self.tokenizer = KMeansTokenizer(config.tokenizer).fit(
-            [mels[i] for i in train],
-            [self.stats[self.take_speaker[i]] for i in train],
-            generator=generator,
-        )
+        if tokenizer is None:
+            tokenizer = KMeansTokenizer(config.tokenizer).fit(
+                [mels[i] for i in train],
+                [self.stats[self.take_speaker[i]] for i in train],
+                generator=generator,
+            )
+        self.tokenizer = tokenizer
         ids = [
             self.tokenizer.encode(m, self.stats[s])
             for m, s in zip(mels, self.take_speaker.tolist(), strict=True)
@@ -273,7 +285,7 @@ class CountingCorpus:
         if speaker is None:
             speaker = torch.randint(len(self.speakers), (num,), **draw)
         if speaker.shape != (num,) or not (
-            0 <= int(speaker.min()) and int(speaker.max()) < len(self.speakers)
+            int(speaker.min()) >= 0 and int(speaker.max()) < len(self.speakers)
         ):
             raise ValueError(
                 f"speaker={speaker.tolist()}: give {num} numbers of 0.."
@@ -342,15 +354,21 @@ class CountingCorpus:
 
 
 def counting_corpus(
-    config: CountingConfig, *, generator: torch.Generator
+    config: CountingConfig,
+    *,
+    generator: torch.Generator,
+    tokenizer: KMeansTokenizer | None = None,
 ) -> CountingCorpus:
     """Build the corpus: the same configuration and generator state give the same one.
 
     Args:
         config: source, voices, sizes.
         generator: of everything that is drawn.
+        tokenizer: a fitted one to use as it is, such as the one a trained model came
+            with; None fits one on the training takes.
 
     Raises:
+        ValueError: a tokenizer of another configuration.
         RuntimeError: ``espeakng-loader`` is not installed (source ``espeak``).
         DataError: the recordings are not at hand (source ``fsdd``).
 
@@ -359,4 +377,4 @@ def counting_corpus(
         of neighbouring digits that follow the rule is 1 for perfect speech and 0.1 for
         random digits.
     """
-    return CountingCorpus(config, generator=generator)
+    return CountingCorpus(config, generator=generator, tokenizer=tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,10 @@ def _cosines(num: int, size: int) -> Tensor:
     matrix = angle.double().cos() * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
     return matrix.float()
+
+
+_STATE = ("mean", "basis", "centres", "prototype")
+_NOT_FITTED = "this tokenizer has not been fitted: call fit first"
 
 
 class KMeansTokenizer:
@@ -219,9 +223,47 @@ class KMeansTokenizer:
         self.prototype = total / count[:, None, None]
         return self
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What ``fit`` found, as float32 tensors, to be kept with a model's weights.
+
+        Raises:
+            RuntimeError: before ``fit``.
+        """
+        if self.centres is None:
+            raise RuntimeError(_NOT_FITTED)
+        return {name: getattr(self, name).float() for name in _STATE}
+
+    @classmethod
+    def from_state(
+        cls, config: TokenizerConfig, tensors: Mapping[str, Tensor]
+    ) -> KMeansTokenizer:
+        """The tokenizer that ``state_dict`` was taken from.
+
+        Raises:
+            ValueError: a tensor that is missing, or does not fit the configuration.
+        """
+        if missing := set(_STATE) - set(tensors):
+            raise ValueError(f"tensors lack {sorted(missing)}")
+        width = config.num_cepstra * config.frames_per_token * (2 * config.context + 1)
+        shapes = {
+            "mean": (width,),
+            "basis": (width, config.num_components),
+            "centres": (config.vocab_size, config.num_components),
+        }
+        for name, shape in shapes.items():
+            if tuple(tensors[name].shape) != shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(tensors[name].shape)}, not {shape}: it "
+                    "belongs to another configuration"
+                )
+        tokenizer = cls(config)
+        for name in _STATE:
+            setattr(tokenizer, name, tensors[name].float().clone())
+        return tokenizer
+
     def _nearest(self, stretches: Tensor) -> Tensor:
         if self.centres is None or self.basis is None or self.mean is None:
-            raise RuntimeError("this tokenizer has not been fitted: call fit first")
+            raise RuntimeError(_NOT_FITTED)
         mean, basis = self.mean.to(stretches), self.basis.to(stretches)
         centres = self.centres.to(stretches)
         points = (stretches - mean) @ basis
@@ -261,7 +303,7 @@ class KMeansTokenizer:
         """
         check_ids(ids, self.vocab_size)
         if self.prototype is None:
-            raise RuntimeError("this tokenizer has not been fitted: call fit first")
+            raise RuntimeError(_NOT_FITTED)
         frames = self.prototype.to(ids.device)[ids]  # (..., L, f, M)
         frames = frames.reshape(*ids.shape[:-1], -1, frames.shape[-1])
         return stats.restore(frames)
