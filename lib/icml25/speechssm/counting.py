@@ -194,7 +194,6 @@ def run_counting(
         "judge_error": digit_error_rate([t.digits for t in heard], said),
         "real_coherence": real[0]["coherence"],
     }
-    trained = {}
     for name in config.models:
         found: dict[str, Any] = {}
         if config.shipped:
@@ -204,7 +203,8 @@ def run_counting(
             found["loss"] = train_on_counting(
                 model, corpus, config.recipe, seed=seed, desc=f"{name}, seed {seed}"
             )
-        trained[name] = model
+        if config.save:
+            _save(name, model, corpus.tokenizer, seed)
         nll = nll_by_token(model, held_out.tokens.to(device))
         found["nll"] = nll_in_ranges(nll, config.edges)
         prompt = held_out.tokens[:, : config.prompt_tokens]
@@ -219,8 +219,6 @@ def run_counting(
         del spoken["tokens"]
         found["params"] = sum(p.numel() for p in model.parameters())
         result[name] = found | spoken
-    if config.save:
-        _save(trained, corpus.tokenizer, seed)
     return result
 
 
@@ -285,15 +283,14 @@ def _load(name: str) -> dict[str, Tensor]:
 
 
 def _save(
-    models: dict[str, LanguageModel], tokenizer: KMeansTokenizer, seed: int
+    name: str, model: LanguageModel, tokenizer: KMeansTokenizer, seed: int
 ) -> None:
     from safetensors.torch import save_file
 
     ASSETS.mkdir(exist_ok=True)
-    for name, model in models.items():
-        half = {
-            key: value.detach().cpu().half().contiguous()
-            for key, value in model.state_dict().items()
-        }
-        save_file(half, ASSETS / f"{name}-seed{seed}.safetensors")
+    half = {
+        key: value.detach().cpu().half().contiguous()
+        for key, value in model.state_dict().items()
+    }
+    save_file(half, ASSETS / f"{name}-seed{seed}.safetensors")
     save_file(tokenizer.state_dict(), ASSETS / f"tokenizer-seed{seed}.safetensors")

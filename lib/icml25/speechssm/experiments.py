@@ -16,7 +16,7 @@ EXPERIMENTS = {
     ),
     "checkpoints": Experiment(
         counting.run_counting,
-        laptop=replace(counting.LAPTOP, save=True, generate_tokens=1000),
+        laptop=replace(counting.LAPTOP, save=True, generate_tokens=500),
         summary="train and write the checkpoints that ship with the package",
     ),
     "shipped": Experiment(

@@ -21,7 +21,7 @@ __all__ = ["Recipe", "nll_by_token", "nll_in_ranges", "train_lm"]
 class Recipe:
     """Optimisation; the same for every model of a comparison."""
 
-    num_steps: int = 400
+    num_steps: int = 250
     batch_size: int = 16  # recordings a step
     seq_len: int = 128  # tokens of a recording: 5.1 s
     lr: float = 6e-3
