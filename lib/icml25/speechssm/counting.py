@@ -293,4 +293,5 @@ def _save(
         for key, value in model.state_dict().items()
     }
     save_file(half, ASSETS / f"{name}-seed{seed}.safetensors")
-    save_file(tokenizer.state_dict(), ASSETS / f"tokenizer-seed{seed}.safetensors")
+    fitted = {key: value.contiguous() for key, value in tokenizer.state_dict().items()}
+    save_file(fitted, ASSETS / f"tokenizer-seed{seed}.safetensors")
