@@ -64,7 +64,11 @@ class CountingRun:
 
 
 LAPTOP = CountingRun()
-FSDD = CountingRun(corpus=CountingConfig(source="fsdd"))
+FSDD = CountingRun(
+    corpus=CountingConfig(source="fsdd"),
+    models=("hybrid", "full"),
+    generate_tokens=3000,
+)
 
 
 def prepare(
@@ -180,7 +184,8 @@ def run_counting(
         ``judge_error`` (digit error rate on held-out speech) and ``real_coherence``
         (what the judge hears in real counting); for each model ``params``, ``loss``
         (curve), ``nll`` (nats a token, a range of positions), ``coherence`` and
-        ``rate`` a window of time, ``state_bytes``.
+        ``rate`` a window of time, ``state_bytes``; and the coherence of the first
+        window and of those from the third on.
     """
     tokenizer = shipped_tokenizer(config, seed=seed) if config.shipped else None
     corpus, judge = prepare(config, seed=seed, tokenizer=tokenizer)
@@ -219,6 +224,12 @@ def run_counting(
         del spoken["tokens"]
         found["params"] = sum(p.numel() for p in model.parameters())
         result[name] = found | spoken
+        result[f"{name}, coherence at first"] = spoken["coherence"][0]
+        late = spoken["coherence"][2:]
+        if late:
+            result[f"{name}, after {2 * config.bin_tokens // 25} s"] = sum(late) / len(
+                late
+            )
     return result
 
 

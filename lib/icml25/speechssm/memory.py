@@ -136,7 +136,9 @@ def run_memory(
         fast, slow = (
             result[n][f"batch{batch_size}"]["tokens_per_s"] for n in ("hybrid", "full")
         )
-        result.setdefault("ratio", {})[f"batch{batch_size}"] = [
-            a / b for a, b in zip(fast, slow, strict=True)
+        ratios = [a / b for a, b in zip(fast, slow, strict=True)]
+        result.setdefault("ratio", {})[f"batch{batch_size}"] = ratios
+        result[f"times faster after {config.lengths[-1]}, batch {batch_size}"] = ratios[
+            -1
         ]
     return result
