@@ -37,7 +37,7 @@ LABELS = {
     "full": "Transformer, full attention",
     "window": "Transformer, windowed",
 }
-_COLORS = {
+MODEL_COLORS = {
     "hybrid": COLORS["method"],
     "full": COLORS["baseline"],
     "window": COLORS["orange"],
@@ -54,12 +54,12 @@ def draw_coherence(
         longest = max(map(len, seeds))
         for row in seeds:
             time = [(at + 0.5) * bin_s for at in range(len(row))]
-            ax.plot(time, row, color=_COLORS[name], lw=0.8, alpha=0.5)
+            ax.plot(time, row, color=MODEL_COLORS[name], lw=0.8, alpha=0.5)
         mean = [
             _mean([row[at] for row in seeds if at < len(row)]) for at in range(longest)
         ]
         time = [(at + 0.5) * bin_s for at in range(longest)]
-        ax.plot(time, mean, color=_COLORS[name], lw=2, label=LABELS[name])
+        ax.plot(time, mean, color=MODEL_COLORS[name], lw=2, label=LABELS[name])
     ax.axhline(0.1, color=COLORS["ink"], lw=0.8, ls=":")
     ax.annotate("chance", (1, 0.12), xycoords=("axes fraction", "data"), ha="right")
     ax.axvspan(0, TRAINED_S, color=COLORS["sky"], alpha=0.35, lw=0)
@@ -75,9 +75,9 @@ def draw_nll(
     middle = [math.sqrt(max(a, 16) * b) for a, b in zip(edges, edges[1:], strict=False)]
     for name, seeds in curves.items():
         for row in seeds:
-            ax.plot(middle, row, color=_COLORS[name], lw=0.8, alpha=0.5)
+            ax.plot(middle, row, color=MODEL_COLORS[name], lw=0.8, alpha=0.5)
         mean = [_mean(values) for values in zip(*seeds, strict=True)]
-        ax.plot(middle, mean, "o-", color=_COLORS[name], ms=4, label=LABELS[name])
+        ax.plot(middle, mean, "o-", color=MODEL_COLORS[name], ms=4, label=LABELS[name])
     ax.axvspan(10, 128, color=COLORS["sky"], alpha=0.35, lw=0)
     ax.set_xscale("log", base=2)
     ax.set_xticks(middle, [f"{a}–{b}" for a, b in zip(edges, edges[1:], strict=False)])
@@ -91,7 +91,12 @@ def draw_memory(axes: Sequence[Axes], found: Mapping, *, batch: str) -> None:
     lengths = found["lengths"]
     for name in ("hybrid", "full"):
         row = found[name][batch]
-        style = {"color": _COLORS[name], "marker": "o", "ms": 4, "label": LABELS[name]}
+        style = {
+            "color": MODEL_COLORS[name],
+            "marker": "o",
+            "ms": 4,
+            "label": LABELS[name],
+        }
         axes[0].plot(lengths, [b / 1e6 for b in row["state_bytes"]], **style)
         axes[1].plot(lengths, row["tokens_per_s"], **style)
     for ax, label in zip(axes, ("MB of state", "tokens a second"), strict=True):
@@ -157,7 +162,7 @@ def length_frame(
     for name, row in curves.items():
         shown = row[: max(1, round(seconds / bin_s))]
         time = [(at + 0.5) * bin_s for at in range(len(shown))]
-        left.plot(time, shown, "o-", ms=3, color=_COLORS[name], label=LABELS[name])
+        left.plot(time, shown, "o-", ms=3, color=MODEL_COLORS[name], label=LABELS[name])
     left.axhline(0.1, color=COLORS["ink"], lw=0.8, ls=":")
     longest = bin_s * max(map(len, curves.values()))
     left.set(xlim=(0, longest), ylim=(0, 1.05), xlabel="seconds", ylabel="coherence")
@@ -165,7 +170,9 @@ def length_frame(
     tokens = seconds * TOKENS_PER_S
     sizes = [griffin_bytes(hybrid) / 1e3, transformer_bytes(full, tokens) / 1e3]
     top = transformer_bytes(full, round(longest * TOKENS_PER_S)) / 1e3
-    right.bar(["hybrid", "full"], sizes, color=[_COLORS["hybrid"], _COLORS["full"]])
+    right.bar(
+        ["hybrid", "full"], sizes, color=[MODEL_COLORS["hybrid"], MODEL_COLORS["full"]]
+    )
     for at, size in enumerate(sizes):
         right.annotate(f"{size:,.0f} kB", (at, size), ha="center", va="bottom")
     right.set(ylim=(0, 1.15 * top), ylabel="kB of state, one speaker")
