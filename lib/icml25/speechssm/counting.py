@@ -36,6 +36,7 @@ __all__ = [
     "shipped_model",
     "shipped_tokenizer",
     "train_on_counting",
+    "utterance_coherence",
 ]
 
 ASSETS = Path(__file__).parent / "assets"
@@ -167,6 +168,47 @@ def listen_over_time(
     }
 
 
+def utterance_coherence(
+    model: LanguageModel,
+    judge: DigitRecogniser,
+    corpus: CountingCorpus,
+    *,
+    num_prompts: int = 64,
+    prompt_tokens: int = 24,
+    total_tokens: int = 128,
+    seed: int = 0,
+) -> float:
+    """Coherence of continuations that end within the training length.
+
+    Args:
+        model: what speaks, at temperature 1.
+        judge: what recognises digits.
+        corpus: gives held-out prompts.
+        num_prompts: how many.
+        prompt_tokens: one second, about two digits.
+        total_tokens: of prompt and continuation: the training length.
+        seed: of prompts and draws.
+
+    Returns:
+        Share of neighbouring digits, the prompt's included, that count on.
+    """
+    generator = make_generator(400 + seed)
+    prompts = corpus.sample(
+        num_prompts, prompt_tokens, generator=generator, test=True
+    ).tokens
+    spoken = listen_over_time(
+        model,
+        judge,
+        prompts,
+        total_tokens - prompt_tokens,
+        bin_tokens=total_tokens,
+        seed=seed,
+    )["tokens"]
+    heard = judge.listen(torch.cat((prompts, spoken), 1))
+    row = coherence_over_time(heard, num_tokens=total_tokens, window=total_tokens)
+    return row[0]["coherence"]
+
+
 def run_counting(
     config: CountingRun = LAPTOP,
     *,
@@ -183,9 +225,10 @@ def run_counting(
     Returns:
         ``judge_error`` (digit error rate on held-out speech) and ``real_coherence``
         (what the judge hears in real counting); for each model ``params``, ``loss``
-        (curve), ``nll`` (nats a token, a range of positions), ``coherence`` and
-        ``rate`` a window of time, ``state_bytes``; and the coherence of the first
-        window and of those from the third on.
+        (curve), ``nll`` (nats a token, a range of positions), ``utterance`` (coherence
+        within the training length), ``coherence`` and ``rate`` a window of time,
+        ``state_bytes``; and, to be read at a glance, the coherence of an utterance and
+        of the windows from the third on.
     """
     tokenizer = shipped_tokenizer(config, seed=seed) if config.shipped else None
     corpus, judge = prepare(config, seed=seed, tokenizer=tokenizer)
@@ -222,9 +265,12 @@ def run_counting(
             seed=seed,
         )
         del spoken["tokens"]
+        found["utterance"] = utterance_coherence(
+            model, judge, corpus, total_tokens=config.recipe.seq_len, seed=seed
+        )
         found["params"] = sum(p.numel() for p in model.parameters())
         result[name] = found | spoken
-        result[f"{name}, coherence at first"] = spoken["coherence"][0]
+        result[f"{name}, utterance"] = found["utterance"]
         late = spoken["coherence"][2:]
         if late:
             result[f"{name}, after {2 * config.bin_tokens // 25} s"] = sum(late) / len(
