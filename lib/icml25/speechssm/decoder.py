@@ -19,15 +19,15 @@ class DecoderConfig:
     """Sizes and training of the decoder."""
 
     embed_dim: int = 64
-    width: int = 128  # channels
+    width: int = 96  # channels
     kernel: int = 5  # tokens a layer sees
     num_layers: int = 3
     use_prompt: bool = True  # False: the same network without a voice to imitate
     prompt_frames: int = 300  # 3 s, as in the paper
-    num_steps: int = 250
+    num_steps: int = 120
     batch_size: int = 16
     crop: int = 80  # tokens of a training stretch
-    lr: float = 3e-3  # cosine to 0
+    lr: float = 5e-3  # cosine to 0
 
 
 def prompt_vector(mel: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class VoiceConfig:
     """The prompted decoder and the voice over time."""
 
     source: str = "espeak"
-    reading: ReadingConfig = ReadingConfig(num_train=60, num_long=8)
+    reading: ReadingConfig = ReadingConfig(num_train=100, num_long=6, long_s=45.0)
     tokenizer: TokenizerConfig = TokenizerConfig(
         vocab_size=200, context=0, num_cepstra=18
     )
@@ -74,6 +74,7 @@ class VoiceConfig:
     window: int = 256  # tokens of a decoding window
     overlap: int = 32
     span_s: float = 10.0  # a similarity is measured on so much speech
+    through_sound: bool = False  # measure on decoded sound instead of decoded frames
     num_steps_gl: int = 24  # Griffin-Lim iterations
 
 
@@ -83,17 +84,21 @@ class DigitsConfig:
 
     corpus: CountingConfig = CountingConfig()
     recogniser: RecogniserConfig = RecogniserConfig()
-    decoder: DecoderConfig = DecoderConfig(num_steps=150)
-    num_tokens: int = 500  # of each held-out recording: 20 s
-    num_train: int = 64  # recordings of 512 tokens the decoder is trained on
+    decoder: DecoderConfig = DecoderConfig()
+    num_tokens: int = 250  # of each held-out recording: 10 s
+    num_train: int = 32  # recordings of 512 tokens the decoder is trained on
 
 
 LAPTOP_WINDOWS = WindowConfig()
 RECORDED_WINDOWS = WindowConfig(source="librispeech")
 LAPTOP_VOICES = VoiceConfig()
-RECORDED_VOICES = VoiceConfig(source="librispeech")
+RECORDED_VOICES = VoiceConfig(
+    source="librispeech", decoder=DecoderConfig(num_steps=400), through_sound=True
+)
 LAPTOP_DIGITS = DigitsConfig()
-RECORDED_DIGITS = DigitsConfig(corpus=CountingConfig(source="fsdd"))
+RECORDED_DIGITS = DigitsConfig(
+    corpus=CountingConfig(source="fsdd"), num_tokens=1_000, num_train=64
+)
 
 
 @dataclass(frozen=True)
@@ -366,6 +371,8 @@ def measure_voices(
                 overlap=config.overlap,
                 frames_per_token=decoder.frames_per_token,
             )
+        if not config.through_sound:
+            return mel.cpu()
         audio = griffin_lim(
             mel, task.grid, num_steps=config.num_steps_gl, generator=generator
         )
