@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .audio import TELEPHONE, MelConfig, log_mel
+from .audio import TELEPHONE, MelConfig, griffin_lim, log_mel
 from .espeak import Utterance, synthesise
 from .tokens import KMeansTokenizer, TokenizerConfig, speaker_stats
 
@@ -351,6 +351,23 @@ class CountingCorpus:
         """Tokens of samples (..., N) in the voice of ``speaker``."""
         mel = log_mel(audio, self.grid, sample_rate=self.sample_rate)
         return self.tokenizer.encode(mel, self.stats[speaker])
+
+    def speak(self, ids: Tensor, speaker: int, *, generator: torch.Generator) -> Tensor:
+        """Sound of tokens in the voice of ``speaker``, without a trained decoder.
+
+        Args:
+            ids: (..., T) tokens.
+            speaker: number of the voice.
+            generator: of Griffin-Lim's first phases.
+
+        Returns:
+            (..., T * samples of a token) at ``sample_rate``, at most 1 in size.
+
+        Raises:
+            IndexError: an id outside the vocabulary, a speaker that does not exist.
+        """
+        mel = self.tokenizer.decode(ids, self.stats[speaker])
+        return griffin_lim(mel, self.grid, generator=generator).clamp(-1, 1)
 
 
 def counting_corpus(
