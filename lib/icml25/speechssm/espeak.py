@@ -1,8 +1,8 @@
 """Speech synthesised by eSpeak NG, in a process of its own.
 
-The library keeps its random state and its filters from one utterance to the next and
-offers no way to reset them. A fresh process for each list of utterances makes the
-sound a function of the list alone.
+The library keeps its filters from one utterance to the next and offers no way to reset
+them. A fresh process for each list of utterances, with the library's random numbers
+seeded, makes the sound a function of the list alone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def collect(samples, count, events):
 callback = kind(collect)
 lib.espeak_SetSynthCallback(callback)
 sounds = []
-for job in json.load(sys.stdin):
+for number, job in enumerate(json.load(sys.stdin)):
     chunks.clear()
+    lib.espeak_ng_SetRandSeed(1 + number)  # some voices have noise in them
     if lib.espeak_SetVoiceByName(job["voice"].encode()):
         sys.exit("no such voice: %r" % job["voice"])
     lib.espeak_SetParameter(1, job["rate"], 0)

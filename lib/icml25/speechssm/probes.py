@@ -19,7 +19,12 @@ from .decoder import (
     prompt_vector,
     train_decoder,
 )
-from .recogniser import RecogniserConfig, digit_error_rate, train_recogniser
+from .recogniser import (
+    DigitRecogniser,
+    RecogniserConfig,
+    digit_error_rate,
+    train_recogniser,
+)
 from .recordings import ReadingConfig, Recording, librispeech_mini, read_aloud
 from .tokens import KMeansTokenizer, TokenizerConfig
 from .voices import SpeakerSpace, similarity_over_time
@@ -264,13 +269,13 @@ def probe_end(
             features.append(histogram)
         x = torch.stack(features)  # (clips, 2, K): filled up, ordinary
         y = torch.tensor([1, 0]).expand(len(clips), 2)
-        score = torch.zeros(len(clips), 2, dtype=torch.float64)
+        score = torch.zeros(len(clips), 2)
         for k in range(num_folds):
             seen = fold != k
             probe = LogisticRegression(C=100.0, max_iter=500)
             probe.fit(x[seen].flatten(0, 1).numpy(), y[seen].flatten().numpy())
             scores = probe.decision_function(x[~seen].flatten(0, 1).numpy())
-            score[~seen] = torch.from_numpy(scores).view(-1, 2)
+            score[~seen] = torch.from_numpy(scores).float().view(-1, 2)
         result[tail] = float(roc_auc_score(y.flatten().numpy(), score.flatten()))
     return result
 
@@ -467,8 +472,27 @@ def run_digits(
     judge = train_recogniser(corpus, config.recogniser, generator=generator).to(device)
     decoder = digit_decoder(
         corpus, config.decoder, num_train=config.num_train, generator=generator
-    ).to(device)
-    held_out, size = corpus.held_out, config.num_tokens
+    )
+    return measure_digits(
+        corpus,
+        judge,
+        decoder.to(device),
+        num_tokens=config.num_tokens,
+        generator=generator,
+    )
+
+
+def measure_digits(
+    corpus: CountingCorpus,
+    judge: DigitRecogniser,
+    decoder: PromptedMelDecoder,
+    *,
+    num_tokens: int,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """The measurements of ``run_digits`` with a judge and a decoder at hand."""
+    device = decoder.mel_mean.device
+    held_out, size = corpus.held_out, num_tokens
     said, ids = [], {"tokens": [], "mel": [], "sound": []}
     for n, speaker in enumerate(held_out.speaker.tolist()):
         stops = held_out.digits.stop[n]
@@ -477,7 +501,7 @@ def run_digits(
         tokens = held_out.tokens[n, :size]
         audio = corpus.waveform(held_out, n)
         mel = log_mel(audio, corpus.grid, sample_rate=corpus.sample_rate)
-        prompt = prompt_vector(mel[-config.decoder.prompt_frames :])
+        prompt = prompt_vector(mel[-decoder.config.prompt_frames :])
         with torch.inference_mode():
             made = decoder(tokens[None].to(device), prompt.to(device))[0]
         sound = griffin_lim(made, corpus.grid, generator=generator)
