@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from icml25.core import Experiment
 
-from . import counting, memory, mini
+from . import counting, longform, memory, mini, probes
 
 EXPERIMENTS = {
     "counting": Experiment(
@@ -39,5 +39,40 @@ EXPERIMENTS = {
         laptop=mini.LAPTOP,
         paper=mini.PAPER,
         summary="a 40M hybrid on LibriSpeech with accelerate (laptop: a dry run)",
+    ),
+    "windows": Experiment(
+        probes.run_windows,
+        laptop=probes.LAPTOP_WINDOWS,
+        summary="tokens at the joins of windows; the cue that speech is about to end",
+    ),
+    "windows-librispeech": Experiment(
+        probes.run_windows,
+        laptop=probes.RECORDED_WINDOWS,
+        summary="the same on recorded readers",
+    ),
+    "voices": Experiment(
+        probes.run_voices,
+        laptop=probes.LAPTOP_VOICES,
+        summary="the voice over a long reading, decoded with and without a prompt",
+    ),
+    "voices-librispeech": Experiment(
+        probes.run_voices,
+        laptop=probes.RECORDED_VOICES,
+        summary="the same on recorded readers",
+    ),
+    "digits": Experiment(
+        probes.run_digits,
+        laptop=probes.LAPTOP_DIGITS,
+        summary="digit errors from tokens to sound and back",
+    ),
+    "longform": Experiment(
+        longform.run_longform,
+        laptop=longform.LAPTOP_LONGFORM,
+        summary="the long-form measures over time on four kinds of continuation",
+    ),
+    "longform-librispeech": Experiment(
+        longform.run_longform,
+        laptop=longform.RECORDED_LONGFORM,
+        summary="the same on recorded readers, with every judge that is installed",
     ),
 }
