@@ -265,8 +265,13 @@ def test_training_lowers_the_error_and_learns_the_voice():
     for use_prompt in (True, False):
         fresh = DecoderConfig(**{**vars(config), "use_prompt": use_prompt})
         model = train_decoder(ids, mels, fresh, vocab_size=20, generator=generator)
-        error[use_prompt] = model.error(ids[1], mels[1], prompt_vector(mels[1][:50]))
-    assert error[True] < 0.15 and error[False] > 0.5
+        row = torch.randint(20, (60,), generator=make_generator(9))  # an unseen text
+        error[use_prompt] = 0.0
+        for level in (3.0, -3.0):
+            mel = table[row].flatten(0, 1) + level
+            error[use_prompt] += model.error(row, mel, prompt_vector(mel[:50])) / 2
+    # levels are 6 apart and the deviation is 3.2: without a prompt the best is near 0.9
+    assert error[True] < 0.3 and error[False] > 0.6
 
 
 def test_decoder_refuses_what_it_cannot_say():
@@ -328,7 +333,7 @@ def test_recorded_readings_are_cut_as_their_manifest_says():
     train, long = librispeech_mini(num_train_files=1)
     assert len({r.speaker for r in train}) == len(train)
     assert len(long) == 11 and all(len(r.segments) >= 10 for r in long)
-    assert all(66 <= r.duration_s <= 222 for r in long)
+    assert all(65 <= r.duration_s <= 223 for r in long)
 
 
 def test_speaker_space_tells_unseen_voices_apart(task):

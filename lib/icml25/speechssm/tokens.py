@@ -51,8 +51,10 @@ def speaker_stats(mel: Tensor, *, speech_quantile: float = 0.3) -> SpeakerStats:
         raise ValueError(f"speech_quantile={speech_quantile}: allowed is [0, 1)")
     level = mel.mean(1)
     # A rank, not torch.quantile, which refuses more than 16 million values.
-    rank = max(1, math.ceil(speech_quantile * len(level)))
-    loud = mel[level >= level.kthvalue(rank).values]
+    rank = math.ceil(speech_quantile * len(level)) - 1
+    loud = mel[level > level.kthvalue(rank).values] if rank > 0 else mel
+    if len(loud) == 0:  # no frame is louder than another
+        loud = mel
     return SpeakerStats(loud.mean(0), loud.std(0, correction=0))
 
 
