@@ -20,7 +20,7 @@ __all__ = [
     "counting_corpus",
 ]
 
-VOICES = ("en-us+m3", "en+f2", "en-gb-scotland+m7", "en-us+f5")
+VOICES = ("en-us+m3", "en+f4", "en-gb-scotland+m7", "en-us+f1")
 WORDS = ("zero", "one", "two", "three", "four")
 WORDS += ("five", "six", "seven", "eight", "nine")  # WORDS[d] says d
 
