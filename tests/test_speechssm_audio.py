@@ -36,7 +36,7 @@ from icml25.speechssm.tokens import (
 
 GRID = MelConfig()
 SMALL = CountingConfig(
-    voices=("en-us+m3", "en+f2"),
+    voices=("en-us+m3", "en+f4"),
     num_takes=8,
     num_test_takes=2,
     num_clips=8,

@@ -56,7 +56,6 @@ def draw_spectrograms(
         ax.set_ylabel("mel band")
         ax.grid(False)
     axes[-1, 0].set_xlabel("time (s)")
-    figure.tight_layout()
     return figure
 
 
@@ -111,7 +110,6 @@ def draw_strip(data: Mapping[str, Tensor], *, title: str = "", width: float = 7.
     ax.grid(False)
     ax.set_xlabel("time (s)")
     ax.set_title(title, loc="left", fontsize=9, pad=12)
-    figure.tight_layout()
     return figure
 
 
@@ -139,7 +137,6 @@ def draw_joins(joins: Sequence[Mapping[str, float]], *, width: float = 5.5):
     ax.legend(
         [*handles, line], [*labels, "everywhere"], ncols=3, fontsize=8, loc="upper left"
     )
-    figure.tight_layout()
     return figure
 
 
@@ -163,7 +160,6 @@ def draw_similarity(result: Mapping[str, Any], *, width: float = 5.5):
     ax.set_ylabel("cosine to the prompt's voice")
     ax.set_xlim(left=0)
     ax.legend(fontsize=8)
-    figure.tight_layout()
     return figure
 
 
@@ -185,5 +181,4 @@ def draw_swap(result: Mapping[str, Any], *, width: float = 4.2):
     ax.set_ylabel("spoken with the prompt of")
     ax.grid(False)
     figure.colorbar(image, ax=ax, label="cosine", fraction=0.046)
-    figure.tight_layout()
     return figure

@@ -14,9 +14,15 @@ from torch import Tensor
 from icml25.core import make_generator
 
 from .audio import MelConfig, check_audio, griffin_lim, log_mel
-from .decoder import prompt_vector
+from .decoder import PromptedMelDecoder, prompt_vector
 from .evaluators import load_evaluators
-from .probes import VoiceConfig, prepare_reading, train_decoders
+from .probes import (
+    ReadingTask,
+    VoiceConfig,
+    prepare_reading,
+    speaker_space,
+    train_decoders,
+)
 from .recordings import ReadingConfig, Recording
 from .voices import SpeakerSpace
 from .windows import decode_long, tokenize_long
@@ -276,10 +282,23 @@ def run_longform(
         config.source, config.reading, voice.tokenizer, generator=generator
     )
     prompted, _ = train_decoders(task, voice, generator=generator, device=device)
+    return measure_longform(
+        task, prompted, config, space=speaker_space(task), generator=generator
+    )
+
+
+def measure_longform(
+    task: ReadingTask,
+    prompted: PromptedMelDecoder,
+    config: LongFormConfig,
+    *,
+    space: SpeakerSpace,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    """The measurements of ``run_longform`` with readings and a decoder at hand."""
     judges, skipped = load_evaluators(config.judges)
-    grid = task.grid
+    voice, grid = config.voice, task.grid
     if "voice" not in judges:
-        space = SpeakerSpace([m for m in task.train_mels if len(m) >= 400])
         judges["voice"] = lambda x: space(
             log_mel(x, grid, sample_rate=grid.sample_rate)
         )

@@ -58,7 +58,7 @@ class Recording:
 class ReadingConfig:
     """Synthetic readers and how much each reads."""
 
-    num_train: int = 60  # clips of seen voices, one clip a voice and accent
+    num_train: int = 60  # clips of seen voices, each with an accent, pitch and tempo
     clip_s: float = 12.0  # at least so long
     num_long: int = 8  # continuous readings by unseen voices
     long_s: float = 60.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +62,23 @@ class SpeakerSpace:
         spread = (means - self._mean) @ whiten
         _, _, axes = torch.linalg.svd(spread, full_matrices=False)
         self._axes = whiten @ axes[:num_dims].mT  # (2M, num_dims)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was found, to be kept beside a decoder's weights."""
+        return {
+            "mean": self._mean.float(),
+            "axes": self._axes.float(),
+            "num_frames": torch.tensor([self.num_frames]),
+        }
+
+    @classmethod
+    def from_state(cls, tensors: Mapping[str, Tensor]) -> SpeakerSpace:
+        """The space that ``state_dict`` was taken from."""
+        space = cls.__new__(cls)
+        space._mean = tensors["mean"].double()
+        space._axes = tensors["axes"].double()
+        space.num_frames = int(tensors["num_frames"])
+        return space
 
     def embed(self, mel: Tensor) -> Tensor:
         """(T, M) frames -> (num_dims,) unit vector: the mean over their stretches."""
