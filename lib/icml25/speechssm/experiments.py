@@ -60,6 +60,11 @@ EXPERIMENTS = {
         laptop=probes.RECORDED_VOICES,
         summary="the same on recorded readers",
     ),
+    "voices-shipped": Experiment(
+        probes.run_voices,
+        laptop=probes.SHIPPED_VOICES,
+        summary="train and write the decoders that ship with the package",
+    ),
     "digits": Experiment(
         probes.run_digits,
         laptop=probes.LAPTOP_DIGITS,
