@@ -380,9 +380,33 @@ def test_silent_tail_tells_the_end_and_repeated_tail_does_not(task):
     result = probes.probe_end(
         task, window=200, real=(60, 160), num_folds=4, generator=make_generator(0)
     )
-    assert result["silence"] > 0.95 and result["repeat"] < 0.75  # 24 clips only
+    # with 24 clips the standard error is 0.08; how readings end is in the control too
+    assert result["silence"] > 0.95 and result["repeat"] < 0.8
+    assert abs(result["repeat"] - result["control"]) < 0.15
     with pytest.raises(ValueError, match="the probe needs 8"):
         probes.probe_end(task, window=900, real=(60, 160), generator=make_generator(0))
+
+
+def test_shipped_decoders_keep_unseen_voices():
+    task, prompted, plain, space = probes.shipped_voices(
+        ReadingConfig(num_train=0, num_long=3, long_s=25.0)
+    )
+    config = probes.VoiceConfig(span_s=5.0)
+    result = probes.measure_voices(
+        task, prompted, plain, config, space=space, generator=make_generator(0)
+    )
+    own, none = (torch.tensor(result["similarity"][k]) for k in ("own", "none"))
+    assert own.max() - own.min() < 0.06  # the voice does not drift
+    assert own.mean() > none.mean() + 0.2 and own.mean() > result["others"]["own"] + 0.3
+    assert torch.tensor(result["swap"]).argmax(1).tolist() == [0, 1, 2]
+    assert result["error"]["with_prompt"] < result["error"]["without_prompt"]
+
+
+def test_a_speaker_space_survives_a_round_trip(task):
+    space = SpeakerSpace(task.train_mels)
+    again = SpeakerSpace.from_state(space.state_dict())
+    mel = task.long_mels[0]
+    torch.testing.assert_close(again(mel), space(mel), rtol=0, atol=1e-4)
 
 
 def test_unknown_source_is_refused():
