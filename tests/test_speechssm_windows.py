@@ -274,6 +274,14 @@ def test_training_lowers_the_error_and_learns_the_voice():
     assert error[True] < 0.3 and error[False] > 0.6
 
 
+@torch.inference_mode()
+def test_no_prompt_drives_the_frames_out_of_bounds():
+    model = decoder()
+    ids = torch.randint(20, (1, 30), generator=make_generator(2))
+    frames = model(ids, torch.full((10,), 1e4, dtype=torch.float64))
+    assert frames.abs().max() <= 6  # deviations; this decoder's are 1 around 0
+
+
 def test_decoder_refuses_what_it_cannot_say():
     model = decoder(torch.float32)
     with pytest.raises(IndexError, match="token id 20"):
