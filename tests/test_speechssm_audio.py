@@ -169,6 +169,7 @@ def test_too_many_bands_are_refused():
         (torch.zeros(0, 64), "T >= 1"),
         (torch.zeros(10, 40), "64"),
         (torch.full((10, 64), float("nan")), "NaN"),
+        (torch.full((10, 64), 90.0), "mel reaches 90"),
     ],
 )
 def test_griffin_lim_refuses_bad_frames(mel, words):

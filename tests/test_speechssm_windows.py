@@ -274,6 +274,14 @@ def test_training_lowers_the_error_and_learns_the_voice():
     assert error[True] < 0.3 and error[False] > 0.6
 
 
+@torch.inference_mode()
+def test_no_prompt_drives_the_frames_out_of_bounds():
+    model = decoder()
+    ids = torch.randint(20, (1, 30), generator=make_generator(2))
+    frames = model(ids, torch.full((10,), 1e4, dtype=torch.float64))
+    assert frames.abs().max() <= 6  # deviations; this decoder's are 1 around 0
+
+
 def test_decoder_refuses_what_it_cannot_say():
     model = decoder(torch.float32)
     with pytest.raises(IndexError, match="token id 20"):
@@ -380,9 +388,33 @@ def test_silent_tail_tells_the_end_and_repeated_tail_does_not(task):
     result = probes.probe_end(
         task, window=200, real=(60, 160), num_folds=4, generator=make_generator(0)
     )
-    assert result["silence"] > 0.95 and result["repeat"] < 0.75  # 24 clips only
+    # with 24 clips the standard error is 0.08; how readings end is in the control too
+    assert result["silence"] > 0.95 and result["repeat"] < 0.8
+    assert abs(result["repeat"] - result["control"]) < 0.15
     with pytest.raises(ValueError, match="the probe needs 8"):
         probes.probe_end(task, window=900, real=(60, 160), generator=make_generator(0))
+
+
+def test_shipped_decoders_keep_unseen_voices():
+    task, prompted, plain, space = probes.shipped_voices(
+        ReadingConfig(num_train=0, num_long=3, long_s=25.0)
+    )
+    config = probes.VoiceConfig(span_s=5.0)
+    result = probes.measure_voices(
+        task, prompted, plain, config, space=space, generator=make_generator(0)
+    )
+    own, none = (torch.tensor(result["similarity"][k]) for k in ("own", "none"))
+    assert own.max() - own.min() < 0.06  # the voice does not drift
+    assert own.mean() > none.mean() + 0.2 and own.mean() > result["others"]["own"] + 0.3
+    assert torch.tensor(result["swap"]).argmax(1).tolist() == [0, 1, 2]
+    assert result["error"]["with_prompt"] < result["error"]["without_prompt"]
+
+
+def test_a_speaker_space_survives_a_round_trip(task):
+    space = SpeakerSpace(task.train_mels)
+    again = SpeakerSpace.from_state(space.state_dict())
+    mel = task.long_mels[0]
+    torch.testing.assert_close(again(mel), space(mel), rtol=0, atol=1e-4)
 
 
 def test_unknown_source_is_refused():

@@ -47,6 +47,8 @@ class MelConfig:
         return self.sample_rate / self.hop_length
 
 
+_LOUDEST = 30.0  # log power; a full-scale tone in a window of 4096 points has 15
+
 TELEPHONE = MelConfig(
     sample_rate=8_000,
     n_fft=256,
@@ -221,6 +223,11 @@ def griffin_lim(
         )
     if not torch.isfinite(mel).all():
         raise ValueError("mel holds NaN or infinite values")
+    if mel.max() > _LOUDEST:
+        raise ValueError(
+            f"mel reaches {float(mel.max()):.0f}: samples in [-1, 1] stay below "
+            f"{_LOUDEST:.0f}, so these are not log powers of such samples"
+        )
     if not 0 <= momentum < 1 or num_steps < 1:
         raise ValueError(
             f"momentum={momentum}, num_steps={num_steps}: need 0 <= momentum < 1 and "

@@ -13,6 +13,8 @@ from .tokens import check_ids
 
 __all__ = ["DecoderConfig", "PromptedMelDecoder", "prompt_vector", "train_decoder"]
 
+_MAX_DEVIATION = 6.0  # standard deviations of a mel band
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -162,7 +164,9 @@ class PromptedMelDecoder(nn.Module):
         check_ids(ids, self.vocab_size)
         if ids.ndim != 2:
             raise ValueError(f"ids of shape {tuple(ids.shape)}: expected (B, L)")
-        return self._normal(ids, prompt) * self.mel_std + self.mel_mean
+        # No voice may drive the frames beyond what training frames ever were.
+        normal = self._normal(ids, prompt).clamp(-_MAX_DEVIATION, _MAX_DEVIATION)
+        return normal * self.mel_std + self.mel_mean
 
     def fit(
         self,

@@ -39,12 +39,17 @@ def draw_spectrograms(
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        len(mels), 1, figsize=(width, 1.5 * len(mels) + 0.4), sharex=True, squeeze=False
+        len(mels),
+        1,
+        figsize=(width, 1.5 * len(mels) + 0.4),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
     high = max(float(m.max()) for m in mels.values())
     for ax, (title, mel) in zip(axes[:, 0], mels.items(), strict=True):
         ax.imshow(
-            mel.T.cpu(),
+            mel.T.cpu().numpy(),
             origin="lower",
             aspect="auto",
             cmap="magma",
@@ -92,10 +97,10 @@ def draw_strip(data: Mapping[str, Tensor], *, title: str = "", width: float = 7.
     """Tokens that differ as dark marks, joins as lines above and below the strip."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(width, 1.3))
+    figure, ax = plt.subplots(figsize=(width, 1.3), layout="constrained")
     count = len(data["differs"])
     ax.imshow(
-        data["differs"][None].float(),
+        data["differs"][None].float().numpy(),
         aspect="auto",
         cmap="Greys",
         vmin=0,
@@ -104,7 +109,7 @@ def draw_strip(data: Mapping[str, Tensor], *, title: str = "", width: float = 7.
         interpolation="nearest",
     )
     for cut in data["cuts"].tolist():
-        ax.plot([cut / 25] * 2, [-0.25, 1.25], color=COLORS["method"], clip_on=False)
+        ax.plot([cut / 25] * 2, [0, 1.25], color=COLORS["method"], clip_on=False)
     ax.set_yticks([])
     ax.set_ylim(0, 1)
     ax.grid(False)
@@ -117,7 +122,7 @@ def draw_joins(joins: Sequence[Mapping[str, float]], *, width: float = 5.5):
     """Agreement at the joins: windows side by side against overlapping ones."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(width, 2.8))
+    figure, ax = plt.subplots(figsize=(width, 2.8), layout="constrained")
     sizes = sorted({row["window"] for row in joins})
     for x, size in enumerate(sizes):
         rows = [row for row in joins if row["window"] == size]
@@ -144,7 +149,7 @@ def draw_similarity(result: Mapping[str, Any], *, width: float = 5.5):
     """Cosine to the prompt's voice over time, from ``run_voices``."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(width, 2.8))
+    figure, ax = plt.subplots(figsize=(width, 2.8), layout="constrained")
     styles = {
         "real": ("the reader", "black", ":"),
         "own": ("decoded with the prompt", COLORS["method"], "-"),
@@ -159,7 +164,8 @@ def draw_similarity(result: Mapping[str, Any], *, width: float = 5.5):
     ax.set_xlabel("time after the prompt (s)")
     ax.set_ylabel("cosine to the prompt's voice")
     ax.set_xlim(left=0)
-    ax.legend(fontsize=8)
+    ax.set_ylim(min(0, result["others"]["own"] - 0.05), 1.2)
+    ax.legend(fontsize=8, ncols=3, loc="upper left")
     return figure
 
 
@@ -168,8 +174,8 @@ def draw_swap(result: Mapping[str, Any], *, width: float = 4.2):
     import matplotlib.pyplot as plt
 
     matrix = torch.tensor(result["swap"])
-    figure, ax = plt.subplots(figsize=(width, 0.85 * width))
-    image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1)
+    figure, ax = plt.subplots(figsize=(width, 0.85 * width), layout="constrained")
+    image = ax.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
     for i, row in enumerate(matrix.tolist()):
         for j, value in enumerate(row):
             color = "white" if abs(value) > 0.6 else "black"
@@ -178,7 +184,7 @@ def draw_swap(result: Mapping[str, Any], *, width: float = 4.2):
     ax.set_xticks(ticks, [f"{i + 1}" for i in ticks])
     ax.set_yticks(ticks, [f"{i + 1}" for i in ticks])
     ax.set_xlabel("compared with voice")
-    ax.set_ylabel("spoken with the prompt of")
+    ax.set_ylabel("prompt of voice")
     ax.grid(False)
     figure.colorbar(image, ax=ax, label="cosine", fraction=0.046)
     return figure

@@ -85,7 +85,10 @@ class DigitsConfig:
 
 LAPTOP_DIGITS = DigitsConfig()
 RECORDED_DIGITS = DigitsConfig(
-    corpus=CountingConfig(source="fsdd"), num_tokens=1_000, num_train=64
+    corpus=CountingConfig(source="fsdd"),
+    recogniser=RecogniserConfig(num_steps=300),
+    num_tokens=1_000,
+    num_train=64,
 )
 
 
