@@ -25,15 +25,14 @@ def linear_scan(
 
     .. math:: h_t = a_t \odot h_{t-1} + b_t, \qquad t = 1, \dots, T
 
-    Three ways to the same numbers (book: {prf:ref}`ssm-assoc`):
+    Three ways to the same numbers:
 
     - ``"loop"``: one step after the other, through autograd; the reference.
     - ``"chunk"``: all chunks of length :math:`C` at once, then one carry from chunk to
       chunk; :math:`C + T/C` dependent steps.
     - ``"logstep"``: :math:`\lceil\log_2 T\rceil` passes that each double the reach.
 
-    The last two have a hand-written backward pass: the same scan, run from the end
-    (book: {prf:ref}`ssm-backward`).
+    The last two have a hand-written backward pass: the same scan, run from the end.
 
     Args:
         a: decays, shape ``(B, T, D)``. A zero forgets everything before it: a *reset*.

@@ -81,7 +81,7 @@ def attention_ceiling(bound: float, num_keys: int) -> float:
     r"""The largest weight softmax attention can give one of ``num_keys`` keys.
 
     If all scores lie in :math:`[-B, B]`, no weight exceeds
-    :math:`1/(1+(n-1)e^{-2B})` (book: {prf:ref}`ssm-dilution`).
+    :math:`1/(1+(n-1)e^{-2B})`.
 
     Args:
         bound: ``B``, at least 0.
