@@ -242,7 +242,6 @@ def _rows() -> list[dict]:
             "ours_s": seconds,
             "other_s": floor,
             "ratio": seconds / floor,
-            "target": 1.5,
             "note": "what is left to gain; random GPT-NeoX, 6 layers, width 256",
         }
     ]
