@@ -16,6 +16,7 @@ _TABLE = re.compile(r"^\| symbol \|.*\n(?:\|.*\n?)+", re.MULTILINE)
 # Where a link would be in the way, or is one already.
 _NOT_INSIDE = (
     nodes.reference,
+    nodes.emphasis,  # titles of papers
     nodes.literal,
     nodes.math,
     nodes.title,
