@@ -67,6 +67,7 @@ class CountingRun:
 LAPTOP = CountingRun()
 FSDD = CountingRun(
     corpus=CountingConfig(source="fsdd"),
+    judge=RecogniserConfig(num_steps=300),  # real takes are harder to tell apart
     models=("hybrid", "full"),
     generate_tokens=3000,
 )

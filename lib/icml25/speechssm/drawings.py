@@ -30,6 +30,7 @@ __all__ = [
     "length_frame",
     "mp3_uri",
     "players",
+    "swap_frame",
 ]
 
 LABELS = {
@@ -61,7 +62,7 @@ def draw_coherence(
         time = [(at + 0.5) * bin_s for at in range(longest)]
         ax.plot(time, mean, color=MODEL_COLORS[name], lw=2, label=LABELS[name])
     ax.axhline(0.1, color=COLORS["ink"], lw=0.8, ls=":")
-    ax.annotate("chance", (1, 0.12), xycoords=("axes fraction", "data"), ha="right")
+    ax.annotate("chance", (1, 0.01), xycoords=("axes fraction", "data"), ha="right")
     ax.axvspan(0, TRAINED_S, color=COLORS["sky"], alpha=0.35, lw=0)
     ax.set(xlabel="seconds of speech after the prompt", ylabel="coherence")
     ax.set_ylim(0, 1.04)
@@ -88,6 +89,8 @@ def draw_nll(
 
 def draw_memory(axes: Sequence[Axes], found: Mapping, *, batch: str) -> None:
     """Bytes of state, and tokens a second, against the length."""
+    from matplotlib.ticker import LogLocator
+
     lengths = found["lengths"]
     for name in ("hybrid", "full"):
         row = found[name][batch]
@@ -104,6 +107,8 @@ def draw_memory(axes: Sequence[Axes], found: Mapping, *, batch: str) -> None:
         ax.set_yscale("log")
         ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
         ax.minorticks_off()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        ax.yaxis.set_major_formatter("{x:,g}")
         ax.set(xlabel="tokens read so far", ylabel=label)
 
 
@@ -235,6 +240,28 @@ def players(sounds: Mapping[str, Tensor], sample_rate: int) -> _Players:
         sample_rate: in Hz.
     """
     return _Players({k: mp3_uri(v, sample_rate) for k, v in sounds.items()})
+
+
+def swap_frame(prompt: str, cosines: Mapping[str, float], uri: str) -> str:
+    """One frame of the voice swap: a sound, and whose voice it is like.
+
+    Args:
+        prompt: name of the voice that gave the prompt.
+        cosines: similarity to each real voice, by name.
+        uri: the sound.
+
+    Returns:
+        HTML.
+    """
+    near = ", ".join(
+        f"<b>{html.escape(name)}</b> {value:.1f}"
+        if name == prompt
+        else f"{html.escape(name)} {value:.1f}"
+        for name, value in cosines.items()
+    )
+    return _player(f"the same tokens, prompt of {prompt}", uri) + (
+        f"<p>cosine to the real voices: {near}</p>"
+    )
 
 
 def _player(label: str, uri: str) -> str:

@@ -101,6 +101,7 @@ class RGLRU(nn.Module):
             :math:`a^2` uniform in :math:`[0.9^2, 0.999^2]`; ``"paper"``, as the
             Griffin article has it: :math:`a^c` uniform in :math:`[0.9, 0.999]`.
         method: of :func:`linear_scan`.
+        generator: source of the initial parameters.
 
     Shapes: ``B`` batch, ``T`` tokens, ``D`` width.
 
@@ -118,6 +119,7 @@ class RGLRU(nn.Module):
         c: float = 8.0,
         init: str = "code",
         method: str = "auto",
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if num_blocks < 1 or width % num_blocks:
@@ -134,7 +136,7 @@ class RGLRU(nn.Module):
         self.input_bias = nn.Parameter(torch.empty(num_blocks, size))
         self.recurrent_weight = nn.Parameter(torch.empty(num_blocks, size, size))
         self.recurrent_bias = nn.Parameter(torch.empty(num_blocks, size))
-        self.draw()
+        self.draw(generator)
 
     def draw(self, generator: torch.Generator | None = None) -> None:
         """Draw the parameters anew."""
