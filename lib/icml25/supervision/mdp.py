@@ -13,6 +13,7 @@ __all__ = [
     "Trajectories",
     "advantage",
     "evaluate",
+    "expected_return",
     "occupancy",
     "plan",
     "sample_trajectories",
@@ -160,6 +161,27 @@ def advantage(mdp: TabularMDP, policy: Tensor) -> Tensor:
     """
     q, v = evaluate(mdp, policy)
     return q - v[..., None]
+
+
+def expected_return(
+    mdp: TabularMDP, policy: Tensor, reward: Tensor | None = None
+) -> Tensor:
+    r"""The return of a policy, :math:`J(\pi) = E_\pi[\sum_h r_h]`.
+
+    Args:
+        mdp: B processes.
+        policy: (B, H, S, A).
+        reward: step reward to use instead of ``mdp.reward``, (B, H, S, A).
+
+    Returns:
+        (B,)
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: wrong shapes, or ``policy`` is none.
+    """
+    _, v = evaluate(mdp, policy, reward)
+    return (mdp.start * v[:, 0]).sum(-1)
 
 
 def plan(mdp: TabularMDP, reward: Tensor | None = None) -> tuple[Tensor, Tensor]:
