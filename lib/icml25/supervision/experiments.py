@@ -91,4 +91,18 @@ EXPERIMENTS = {
         laptop=ReasoningConfig(rl_steps=250, eval_every=25),
         summary="the same with five times the policy-gradient steps",
     ),
+    "reasoning-eight": Experiment(
+        reasoning,
+        laptop=ReasoningConfig(
+            p=11,
+            steps=8,
+            budget=24,
+            dim=64,
+            sft_steps=1000,
+            value_steps=250,
+            rl_steps=80,
+            eval_every=20,
+        ),
+        summary="paper scale's task (eight digits modulo 11) with a smaller decoder",
+    ),
 }
