@@ -129,8 +129,8 @@ def evaluate(
         reward: step reward to use instead of ``mdp.reward``, (B, H, S, A).
 
     Returns:
-        ``Q`` (B, H, S, A) and ``V`` (B, H, S). The return of the policy is
-        ``(mdp.start * V[:, 0]).sum(-1)``.
+        ``Q`` (B, H, S, A) and ``V`` (B, H, S); the mean of V over the first state is
+        :func:`~icml25.supervision.mdp.expected_return`.
 
     Raises:
         TypeError: an entry is no floating-point tensor.
