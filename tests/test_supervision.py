@@ -13,15 +13,51 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.bench_supervision import cholesky_power
 from icml25 import supervision as sv
-from icml25.supervision.experiments import (
-    LabelsConfig,
+from icml25.supervision.bounds import (
     LemmaConfig,
     PreferencesConfig,
-    RewardsConfig,
     SearchConfig,
+    lemma,
+    preferences,
+    search_worst_case,
 )
-from icml25.supervision.training import _weight
+from icml25.supervision.estimation import (
+    asymptotic_variance,
+    fit_process_reward,
+    importance_estimate,
+    soft_optimal_policy,
+)
+from icml25.supervision.instances import (
+    bandit_chain,
+    filler_mdp,
+    hedge_mdp,
+    random_mdp,
+    random_policy,
+)
+from icml25.supervision.labels import LabelsConfig, RewardsConfig, labels, rewards
+from icml25.supervision.mdp import (
+    Trajectories,
+    advantage,
+    expected_return,
+    occupancy,
+    sample_trajectories,
+)
+from icml25.supervision.reasoning import (
+    ChainTask,
+    TinyDecoder,
+    policy_gradient_loss,
+    reward_to_go,
+    rollout,
+)
+from icml25.supervision.training import ReasoningConfig, _weight, reasoning
+from icml25.supervision.transfer import (
+    null_leak,
+    orthogonal_terms,
+    second_moment,
+    trajectory_coverage,
+)
 from icml25.supervision.whitening import _WhitenedMoment
 
 GOLDEN = Path(__file__).parent / "golden" / "supervision"
@@ -35,8 +71,8 @@ def generator(seed: int = 0) -> torch.Generator:
 def instance(seed=0, batch=20, horizon=4, states=3, actions=2, **options):
     """A random process, its best policy and a data policy of full support."""
     g = generator(seed)
-    mdp = sv.random_mdp(batch, horizon, states, actions, generator=g, **options)
-    off = sv.random_policy(mdp, generator=g)
+    mdp = random_mdp(batch, horizon, states, actions, generator=g, **options)
+    off = random_policy(mdp, generator=g)
     f = torch.randn(mdp.shape, generator=g, dtype=F64)
     return mdp, sv.plan(mdp)[0], off, f
 
@@ -44,12 +80,8 @@ def instance(seed=0, batch=20, horizon=4, states=3, actions=2, **options):
 def moments(mdp, policy, f):
     """Mean and mean square of X by the dense matrix."""
     flat = f.flatten(1)
-    square = (flat * (sv.second_moment(mdp, policy) @ flat[..., None])[..., 0]).sum(-1)
-    return (sv.occupancy(mdp, policy) * f).flatten(1).sum(-1), square
-
-
-def value(mdp, policy, reward=None):
-    return (mdp.start * sv.evaluate(mdp, policy, reward)[1][:, 0]).sum(-1)
+    square = (flat * (second_moment(mdp, policy) @ flat[..., None])[..., 0]).sum(-1)
+    return (occupancy(mdp, policy) * f).flatten(1).sum(-1), square
 
 
 def enumerate_paths(mdp):
@@ -102,12 +134,12 @@ def close(got, want, tolerance=1e-8):
 
 def test_occupancies_and_coverage_match_the_reference(golden):
     mdp, z = golden
-    close(sv.occupancy(mdp, z["pi"]), z["occ_pi"])
-    close(sv.occupancy(mdp, z["pi_off"]), z["occ_off"])
+    close(occupancy(mdp, z["pi"]), z["occ_pi"])
+    close(occupancy(mdp, z["pi_off"]), z["occ_off"])
     cover = sv.coverage(mdp, z["pi"], z["pi_off"])
     close(cover.ratio, z["C_h"])
     close(cover.chi2, z["chi2_h"])
-    close(sv.trajectory_coverage(mdp, z["pi"], z["pi_off"]).exp(), z["C_traj"])
+    close(trajectory_coverage(mdp, z["pi"], z["pi_off"]).exp(), z["C_traj"])
 
 
 @pytest.mark.parametrize("method", ["krylov", "eigh"])
@@ -123,13 +155,13 @@ def test_values_and_plans_match_the_reference(golden):
     q, v = sv.evaluate(mdp, z["pi_off"])
     close(q, z["Q_off"])
     close(v, z["V_off"])
-    close(value(mdp, sv.plan(mdp)[0]), z["J_opt"])
-    close(value(mdp, z["pi"]), z["J_pi"])
-    close(value(mdp, z["pi_off"]), z["J_off"])
-    a = sv.advantage(mdp, z["pi_off"])
-    close(value(mdp, sv.plan(mdp, a)[0]), z["J_of_argmax_sum_A_off"])
-    close(value(mdp, sv.plan(mdp, q)[0]), z["J_of_argmax_sum_Q_off"])
-    close(value(mdp, z["pi"], a), z["sum_A_off_under_pi"])
+    close(expected_return(mdp, sv.plan(mdp)[0]), z["J_opt"])
+    close(expected_return(mdp, z["pi"]), z["J_pi"])
+    close(expected_return(mdp, z["pi_off"]), z["J_off"])
+    a = advantage(mdp, z["pi_off"])
+    close(expected_return(mdp, sv.plan(mdp, a)[0]), z["J_of_argmax_sum_A_off"])
+    close(expected_return(mdp, sv.plan(mdp, q)[0]), z["J_of_argmax_sum_Q_off"])
+    close(expected_return(mdp, z["pi"], a), z["sum_A_off_under_pi"])
 
 
 def test_moments_and_orthogonal_terms_match_the_reference(golden):
@@ -138,7 +170,7 @@ def test_moments_and_orthogonal_terms_match_the_reference(golden):
         mean, square = moments(mdp, policy, z["f"])
         close(mean, z[f"E_{name}_X"])
         close(square, z[f"E_{name}_X2"])
-    first, rest = sv.orthogonal_terms(mdp, z["pi_off"], z["f"])
+    first, rest = orthogonal_terms(mdp, z["pi_off"], z["f"])
     close(first, z["E_off_V1_sq"])
     close(rest, z["E_off_delta2_h"])
 
@@ -152,45 +184,45 @@ def test_second_moment_matches_enumeration_of_all_paths():
     prob = path_probability(mdp, paths, markov(off))
     phi = features(mdp, paths)
     close(prob.sum(), torch.tensor(1.0, dtype=F64))
-    close(sv.second_moment(mdp, off)[0], phi.T @ (prob[:, None] * phi))
+    close(second_moment(mdp, off)[0], phi.T @ (prob[:, None] * phi))
 
 
 def test_trajectory_coverage_matches_enumeration_of_all_paths():
     mdp, _, off, _ = instance(batch=1, horizon=4, states=2, seed=3)
-    target = sv.random_policy(mdp, generator=generator(9))
+    target = random_policy(mdp, generator=generator(9))
     paths = enumerate_paths(mdp)
     p, p_off = (path_probability(mdp, paths, markov(x)) for x in (target, off))
     possible = p > 0
     want = (p[possible] / p_off[possible]).max()
-    close(sv.trajectory_coverage(mdp, target, off)[0].exp(), want)
+    close(trajectory_coverage(mdp, target, off)[0].exp(), want)
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 5, 12, 32])
 @pytest.mark.parametrize("p", [0.5, 0.1, 0.02])
 def test_bandit_chain_attains_its_closed_form(horizon, p):
-    mdp, target, off = sv.bandit_chain(horizon, p)
+    mdp, target, off = bandit_chain(horizon, p)
     want = torch.tensor([1 + horizon * (1 / p - 1)], dtype=F64)
     for method in ("krylov", "eigh"):
         close(sv.worst_case_transfer(mdp, target, off, method=method), want, 1e-10)
     close(sv.mean_transfer(mdp, target, off), want, 1e-10)
-    log_ratio = sv.trajectory_coverage(mdp, target, off)
+    log_ratio = trajectory_coverage(mdp, target, off)
     close(log_ratio, -horizon * torch.tensor([p], dtype=F64).log(), 1e-10)
 
 
 @pytest.mark.parametrize(("y", "q", "horizon"), [(0.55, 0.01, 2), (0.175, 0.01, 8)])
 def test_hedge_closed_form(y, q, horizon):
-    mdp, mu = sv.hedge_mdp(horizon, y, q)
+    mdp, mu = hedge_mdp(horizon, y, q)
     by_q, best = sv.plan(mdp, sv.evaluate(mdp, mu)[0])
     want = [(1 - q**horizon) / (1 - q), horizon * y]  # risky, safe
     close(best[0, 0, 0], torch.tensor(want, dtype=F64), 1e-10)
     assert y > want[0] / horizon, "Q must fail here"
-    close(value(mdp, by_q), torch.tensor([y], dtype=F64), 1e-12)
-    by_a, _ = sv.plan(mdp, sv.advantage(mdp, mu))
-    close(value(mdp, by_a), torch.tensor([1.0], dtype=F64), 1e-12)
+    close(expected_return(mdp, by_q), torch.tensor([y], dtype=F64), 1e-12)
+    by_a, _ = sv.plan(mdp, advantage(mdp, mu))
+    close(expected_return(mdp, by_a), torch.tensor([1.0], dtype=F64), 1e-12)
 
 
 def test_filler_plans_have_the_known_sums_and_lengths():
-    mdp, mu = sv.filler_mdp()
+    mdp, mu = filler_mdp()
     q, v = sv.evaluate(mdp, mu)
     assert v[0, 0, 0].item() == pytest.approx(0.5988658402613922, abs=1e-12)
     lengths, sums = {}, {}
@@ -211,7 +243,7 @@ def test_filler_plans_have_the_known_sums_and_lengths():
     assert lengths["q"].count(3) == 5 and len(lengths["q"]) == 10
 
 
-def test_both_paths_to_the_worst_case_agree():
+def test_all_paths_to_the_worst_case_agree():
     for seed, transitions in enumerate(["stochastic", "deterministic"] * 2):
         mdp, target, off, _ = instance(
             seed, horizon=6, states=4, actions=3, transitions=transitions
@@ -219,11 +251,33 @@ def test_both_paths_to_the_worst_case_agree():
         fast = sv.worst_case_transfer(mdp, target, off)
         dense = sv.worst_case_transfer(mdp, target, off, method="eigh")
         close(fast, dense, 1e-6)
+        if transitions == "stochastic":
+            # An independent route: the null space removed by hand, no eigenvectors.
+            third = cholesky_power(mdp, target, off)
+            close(third, fast, 1e-6)
+            close(third, dense, 1e-6)
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_cholesky_path_needs_full_support(horizon):
+    mdp, target, off, _ = instance(2, horizon=horizon, transitions="deterministic")
+    if horizon == 1:  # nothing is hidden, whatever the transitions
+        third = cholesky_power(mdp, target, off)
+        close(third, sv.worst_case_transfer(mdp, target, off), 1e-6)
+    else:
+        with pytest.raises(torch.linalg.LinAlgError):
+            cholesky_power(mdp, target, off)
+
+
+def test_return_is_the_reward_summed_over_the_occupancies():
+    mdp, _, off, f = instance(6)
+    close(expected_return(mdp, off), moments(mdp, off, mdp.reward)[0], 1e-12)
+    close(expected_return(mdp, off, f), moments(mdp, off, f)[0], 1e-12)
 
 
 def test_whitened_operator_is_symmetric():
     mdp, target, off, _ = instance(batch=3)
-    d, d_off = sv.occupancy(mdp, target), sv.occupancy(mdp, off)
+    d, d_off = occupancy(mdp, target), occupancy(mdp, off)
     operator = _WhitenedMoment(mdp, target, d, d_off)
     size = operator.start().shape[1]
     x, y = torch.randn(2, 3, size, generator=generator(), dtype=F64)
@@ -232,7 +286,7 @@ def test_whitened_operator_is_symmetric():
 
 def test_outcome_regression_solves_the_ridge_problem():
     mdp, _, off, _ = instance(batch=2, horizon=3)
-    data = sv.sample_trajectories(mdp, off, 300, generator=generator())
+    data = sample_trajectories(mdp, off, 300, generator=generator())
     got = sv.fit_outcome_reward(data.index, data.returns, 6)
     for b in range(2):
         phi = features(mdp, data.index[b])
@@ -244,7 +298,7 @@ def test_outcome_regression_solves_the_ridge_problem():
 def test_process_estimate_is_the_mean_of_each_cell():
     index = torch.tensor([[[0, 1], [0, 2], [3, 2]]])
     reward = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]], dtype=F64)
-    got = sv.fit_process_reward(sv.Trajectories(index, reward), 4)
+    got = fit_process_reward(Trajectories(index, reward), 4)
     want = [[0.5, 0.5, 0.5, 1.0], [0.5, 0.0, 0.5, 0.5]]
     close(got[0], torch.tensor(want, dtype=F64))
 
@@ -252,9 +306,9 @@ def test_process_estimate_is_the_mean_of_each_cell():
 @pytest.mark.parametrize("normalise", [False, True])
 def test_importance_sampling_weighs_trajectories_by_their_ratio(normalise):
     mdp, _, off, _ = instance(batch=2, horizon=3)
-    target = sv.random_policy(mdp, generator=generator(4))
-    data = sv.sample_trajectories(mdp, off, 50, generator=generator())
-    got = sv.importance_estimate(mdp, data, target, off, normalise=normalise)
+    target = random_policy(mdp, generator=generator(4))
+    data = sample_trajectories(mdp, off, 50, generator=generator())
+    got = importance_estimate(mdp, data, target, off, normalise=normalise)
     ratio = (target / off).flatten(2)
     for b in range(2):
         weight = torch.stack([ratio[b, h, data.index[b, :, h]] for h in range(3)])
@@ -264,11 +318,11 @@ def test_importance_sampling_weighs_trajectories_by_their_ratio(normalise):
 
 
 def test_importance_sampling_without_any_weight():
-    mdp, heads, coin = sv.bandit_chain(3, 0.5)
+    mdp, heads, coin = bandit_chain(3, 0.5)
     tails = torch.ones(1, 4, 3, dtype=torch.long)  # the target never plays them
-    data = sv.Trajectories(tails, torch.ones(1, 4, 3, dtype=F64))
-    assert sv.importance_estimate(mdp, data, heads, coin).item() == 0
-    mean = sv.importance_estimate(mdp, data, heads, coin, normalise=True)
+    data = Trajectories(tails, torch.ones(1, 4, 3, dtype=F64))
+    assert importance_estimate(mdp, data, heads, coin).item() == 0
+    mean = importance_estimate(mdp, data, heads, coin, normalise=True)
     assert mean.item() == pytest.approx(3.0)
 
 
@@ -276,7 +330,7 @@ def test_soft_optimal_policy_matches_enumeration():
     mdp, _, off, _ = instance(batch=1, horizon=3, states=2, transitions="deterministic")
     start = torch.tensor([[1.0, 0.0]], dtype=F64)
     mdp = sv.TabularMDP(start, mdp.transition, mdp.reward)
-    policy, regularised = sv.soft_optimal_policy(mdp, off, 0.3)
+    policy, regularised = soft_optimal_policy(mdp, off, 0.3)
     paths = enumerate_paths(mdp)
     prob = path_probability(mdp, paths, markov(off))
     returns = mdp.reward[0].flatten(1)[torch.arange(3), paths].sum(1)
@@ -287,15 +341,15 @@ def test_soft_optimal_policy_matches_enumeration():
 
 def test_asymptotic_variance_matches_enumeration():
     mdp, target, off, _ = instance(batch=1, horizon=3, states=2)
-    process, outcome = sv.asymptotic_variance(mdp, target, off)
+    process, outcome = asymptotic_variance(mdp, target, off)
     paths = enumerate_paths(mdp)
     phi, prob = features(mdp, paths), path_probability(mdp, paths, markov(off))
     noise = phi @ (mdp.reward * (1 - mdp.reward)).flatten()
-    mean = sv.occupancy(mdp, target).flatten()
-    inverse = torch.linalg.pinv(sv.second_moment(mdp, off)[0], rtol=1e-10)
+    mean = occupancy(mdp, target).flatten()
+    inverse = torch.linalg.pinv(second_moment(mdp, off)[0], rtol=1e-10)
     influence = phi @ (inverse @ mean)
     close(outcome[0], (prob * influence**2 * noise).sum(), 1e-7)
-    ratio = (sv.occupancy(mdp, target) / sv.occupancy(mdp, off)).flatten()
+    ratio = (occupancy(mdp, target) / occupancy(mdp, off)).flatten()
     cell_noise = (mdp.reward * (1 - mdp.reward)).flatten()
     close(process[0], (mean * ratio * cell_noise).sum())
 
@@ -304,7 +358,7 @@ def test_asymptotic_variance_of_equal_noise_has_the_closed_form():
     mdp, target, off, _ = instance(horizon=5)
     half = torch.full(mdp.shape, 0.5, dtype=F64)
     even = sv.TabularMDP(mdp.start, mdp.transition, half)
-    process, outcome = sv.asymptotic_variance(even, target, off)
+    process, outcome = asymptotic_variance(even, target, off)
     close(4 * process, (1 + sv.coverage(mdp, target, off).chi2).sum(-1))
     close(4 * outcome, 5 * sv.mean_transfer(mdp, target, off))
 
@@ -319,7 +373,7 @@ def test_lemma_holds_and_terms_are_orthogonal(transitions, horizon):
     cover = sv.coverage(mdp, target, off)
     mean, square = moments(mdp, target, f)
     mean_off, square_off = moments(mdp, off, f)
-    first, rest = sv.orthogonal_terms(mdp, off, f)
+    first, rest = orthogonal_terms(mdp, off, f)
     close(first + rest.sum(-1), square_off, 1e-10)
     chi2 = cover.chi2.sum(-1)
     slack = 1 + 1e-10
@@ -334,7 +388,7 @@ def test_lemma_holds_and_terms_are_orthogonal(transitions, horizon):
     assert (average <= worst * (1 + 1e-6)).all()
     assert (average <= (1 + chi2) * slack).all()
     assert (1 + cover.chi2 <= cover.ratio * slack).all()
-    log_ratio = sv.trajectory_coverage(mdp, target, off)
+    log_ratio = trajectory_coverage(mdp, target, off)
     assert (cover.worst.log() <= log_ratio + 1e-10).all()
 
 
@@ -382,7 +436,7 @@ def test_identical_policies_have_unit_transfer():
     close(sv.mean_transfer(mdp, off, off), ones, 1e-12)
     cover = sv.coverage(mdp, off, off)
     close(cover.ratio, torch.ones_like(cover.ratio))
-    close(sv.trajectory_coverage(mdp, off, off), torch.zeros_like(ones))
+    close(trajectory_coverage(mdp, off, off), torch.zeros_like(ones))
 
 
 def test_single_step_and_single_action():
@@ -393,13 +447,13 @@ def test_single_step_and_single_action():
     mdp, target, off, _ = instance(actions=1)
     assert torch.equal(target, off)
     close(sv.worst_case_transfer(mdp, target, off), torch.ones(20, dtype=F64))
-    data = sv.sample_trajectories(mdp, off, 5, generator=generator())
+    data = sample_trajectories(mdp, off, 5, generator=generator())
     assert data.index.shape == (20, 5, 4)
 
 
 def test_second_moment_identities():
     mdp, _, off, _ = instance()
-    moment, d = sv.second_moment(mdp, off), sv.occupancy(mdp, off).flatten(1)
+    moment, d = second_moment(mdp, off), occupancy(mdp, off).flatten(1)
     assert torch.equal(moment, moment.mT)
     assert torch.linalg.eigvalsh(moment).min() > -1e-12
     close(d.view(20, 4, -1).sum(-1), torch.ones(20, 4, dtype=F64))
@@ -410,13 +464,13 @@ def test_second_moment_identities():
 @pytest.mark.parametrize("transitions", ["stochastic", "deterministic"])
 def test_target_sees_nothing_that_outcomes_hide(transitions):
     mdp, target, off, _ = instance(transitions=transitions)
-    assert sv.null_leak(mdp, target, off).max() < 1e-10
+    assert null_leak(mdp, target, off).max() < 1e-10
 
 
 def test_advantage_ranks_all_policies_as_their_return_does():
     mdp, target, mu, _ = instance()
-    gain = value(mdp, target) - value(mdp, mu)
-    close(value(mdp, target, sv.advantage(mdp, mu)), gain, 1e-12)
+    gain = expected_return(mdp, target) - expected_return(mdp, mu)
+    close(expected_return(mdp, target, advantage(mdp, mu)), gain, 1e-12)
 
 
 def test_reachability_limits_trajectory_coverage():
@@ -427,7 +481,7 @@ def test_reachability_limits_trajectory_coverage():
     off = off.clone()
     off[:, :, 1] = torch.tensor([1e-9, 1 - 1e-9], dtype=F64)  # state 1 is never seen
     want = (target / off)[0, :, 0].amax(-1).log().sum()
-    close(sv.trajectory_coverage(mdp, target, off)[0], want)
+    close(trajectory_coverage(mdp, target, off)[0], want)
     # Nobody leaves state 0, so a cell's ratio is that of its action alone.
     actions = (target / off)[0, :, 0].amax(-1)
     close(sv.coverage(mdp, target, off).ratio[0], actions)
@@ -436,14 +490,14 @@ def test_reachability_limits_trajectory_coverage():
 
 def test_sampler_reproduces_the_occupancy():
     mdp, _, off, _ = instance(batch=2, horizon=3)
-    data = sv.sample_trajectories(mdp, off, 20_000, generator=generator())
+    data = sample_trajectories(mdp, off, 20_000, generator=generator())
     count = torch.nn.functional.one_hot(data.index, 6).double().mean(1)
     # Five standard deviations of a frequency of 20,000 draws.
-    assert (count - sv.occupancy(mdp, off).flatten(2)).abs().max() < 5 * 0.5 / 141
-    quiet = sv.sample_trajectories(mdp, off, 3, generator=generator(), noise="none")
+    assert (count - occupancy(mdp, off).flatten(2)).abs().max() < 5 * 0.5 / 141
+    quiet = sample_trajectories(mdp, off, 3, generator=generator(), noise="none")
     want = mdp.reward.flatten(2).transpose(1, 2).gather(1, quiet.index)
     assert torch.equal(quiet.reward, want)
-    again = sv.sample_trajectories(mdp, off, 20_000, generator=generator())
+    again = sample_trajectories(mdp, off, 20_000, generator=generator())
     assert torch.equal(again.index, data.index)
 
 
@@ -451,7 +505,7 @@ def test_all_step_rewards_with_equal_outcomes_give_equal_values():
     mdp, target, _, _ = instance()
     shift = torch.tensor([1.0, -3.0, 4.0, -2.0], dtype=F64)  # sums to zero
     moved = mdp.reward + shift[:, None, None]
-    close(value(mdp, target, moved), value(mdp, target))
+    close(expected_return(mdp, target, moved), expected_return(mdp, target))
 
 
 # ------------------------------------------------------------------ experiments
@@ -459,23 +513,23 @@ def test_all_step_rewards_with_equal_outcomes_give_equal_values():
 
 def test_lemma_experiment_has_no_violation():
     config = LemmaConfig(num_mdps=30, chunk=20)
-    result = sv.lemma(config, device="cpu", seed=1)
+    result = lemma(config, device="cpu", seed=1)
     assert result["largest_ratio"] <= 1 + 1e-8
     assert result["largest_mean_ratio"] <= 1 + 1e-8
     assert result["largest_leak"] < 1e-10
-    assert result == sv.lemma(config, device="cpu", seed=1)
+    assert result == lemma(config, device="cpu", seed=1)
 
 
 def test_search_reaches_the_constant_and_never_passes_it():
     config = SearchConfig(horizons=(2,), restarts=64)
-    result = sv.search_worst_case(config, device="cpu", seed=3)
+    result = search_worst_case(config, device="cpu", seed=3)
     assert 0.98 < result["found"][0] <= result["exact"][0] + 1e-3
     assert result["exact"][0] <= 1 + 1e-8
 
 
 def test_errors_fall_as_predicted():
     config = LabelsConfig(horizons=(4,), sizes=(800, 12_800))
-    for row in sv.labels(config, device="cpu", seed=2)["rows"]:
+    for row in labels(config, device="cpu", seed=2)["rows"]:
         for name in ("process", "outcome"):
             # A root mean square over 32 processes is known to about 1 / sqrt(64).
             assert 0.6 < row[name] / row[f"{name}_predicted"] < 1.5
@@ -483,8 +537,8 @@ def test_errors_fall_as_predicted():
 
 def test_labels_take_all_processes_whatever_the_chunk():
     config = LabelsConfig(horizons=(2,), sizes=(800, 1600), num_mdps=5)
-    whole = sv.labels(config, device="cpu", seed=2)["rows"][0]
-    parts = sv.labels(replace(config, chunk=2), device="cpu", seed=2)["rows"][0]
+    whole = labels(config, device="cpu", seed=2)["rows"][0]
+    parts = labels(replace(config, chunk=2), device="cpu", seed=2)["rows"][0]
     for name in ("gap_off", "process_predicted", "outcome_predicted"):
         assert parts[name] == pytest.approx(whole[name])
     # Other draws of the same processes.
@@ -493,7 +547,7 @@ def test_labels_take_all_processes_whatever_the_chunk():
 
 
 def test_advantage_is_optimal_and_q_is_not():
-    result = sv.rewards(RewardsConfig(num_mdps=100), device="cpu", seed=4)
+    result = rewards(RewardsConfig(num_mdps=100), device="cpu", seed=4)
     assert result["largest_advantage_gap"] <= 1e-12
     assert all(row["identity_error"] < 1e-13 for row in result["rows"])
     assert max(row["q_suboptimal"] for row in result["rows"]) > 0.9
@@ -502,14 +556,14 @@ def test_advantage_is_optimal_and_q_is_not():
 def test_preference_corollary_holds():
     for error in (0.05, 0.5, 3.0):
         config = PreferencesConfig(num_mdps=200, error=error)
-        result = sv.preferences(config, device="cpu", seed=5)
+        result = preferences(config, device="cpu", seed=5)
         assert result["largest_ratio"] <= 1
         assert result["identity_error"] < 1e-10
 
 
 # -------------------------------------------------------- the tiny reasoning model
 
-TASK = sv.ChainTask()
+TASK = ChainTask()
 WAIT, END, PAD = TASK.wait, TASK.end, TASK.pad
 
 
@@ -546,7 +600,7 @@ def test_perfect_demonstrations_are_right():
 
 
 def test_kept_keys_give_the_same_logits_as_the_whole_sequence():
-    model = sv.TinyDecoder(TASK, generator=generator())
+    model = TinyDecoder(TASK, generator=generator())
     prompts = TASK.prompts(8, generator=generator())
     done = TASK.demos(prompts, generator=generator())
     tokens, tags = torch.cat([prompts, done], 1), TASK.tags(prompts, done)
@@ -559,28 +613,28 @@ def test_kept_keys_give_the_same_logits_as_the_whole_sequence():
 
 
 def test_rollouts_pad_after_the_end_and_repeat_with_the_seed():
-    model = sv.TinyDecoder(TASK, generator=generator())
+    model = TinyDecoder(TASK, generator=generator())
     prompts = TASK.prompts(300, generator=generator())
-    done = sv.rollout(model, TASK, prompts, generator=generator(2))
+    done = rollout(model, TASK, prompts, generator=generator(2))
     after = (done == END).cumsum(1) - (done == END).long()
     assert ((done == PAD) == (after > 0)).all()
     assert not (done == TASK.sep).any()
-    assert torch.equal(done, sv.rollout(model, TASK, prompts, generator=generator(2)))
+    assert torch.equal(done, rollout(model, TASK, prompts, generator=generator(2)))
 
 
 def test_rollouts_go_on_from_forced_tokens():
-    model = sv.TinyDecoder(TASK, generator=generator())
+    model = TinyDecoder(TASK, generator=generator())
     prompts = TASK.prompts(50, generator=generator())
-    free = sv.rollout(model, TASK, prompts, generator=generator(2))
+    free = rollout(model, TASK, prompts, generator=generator(2))
     # Forced to repeat itself, the model repeats itself, and PAD still follows END.
-    again = sv.rollout(model, TASK, prompts, generator=generator(3), forced=free)
+    again = rollout(model, TASK, prompts, generator=generator(3), forced=free)
     assert torch.equal(again, free)
     waits = prompts.new_full((50, 6), WAIT)
-    done = sv.rollout(model, TASK, prompts, generator=generator(2), forced=waits)
+    done = rollout(model, TASK, prompts, generator=generator(2), forced=waits)
     assert (done[:, :6] == WAIT).all() and done.shape == (50, TASK.budget)
     for bad in (waits[:3], prompts.new_full((50, 11), WAIT), waits[0]):
         with pytest.raises(ValueError, match=r"forced must be \(50, at most 10\)"):
-            sv.rollout(model, TASK, prompts, generator=generator(), forced=bad)
+            rollout(model, TASK, prompts, generator=generator(), forced=bad)
 
 
 def test_what_stands_after_the_end_does_not_count():
@@ -600,7 +654,7 @@ def prm_inputs():
 def test_summed_advantage_is_the_outcome_with_a_baseline():
     values, verdict, mask = prm_inputs()
     reward = sv.prm_reward("advantage", values, verdict, mask)
-    to_go = sv.reward_to_go(reward)
+    to_go = reward_to_go(reward)
     close(to_go[:, 0], verdict - values[:, 0])
     want = torch.where(mask, verdict[:, None] - values[:, :-1], 0)
     close(to_go, want)
@@ -620,7 +674,7 @@ def test_last_reward_uses_the_verdict_and_pads_carry_none(kind):
 
 
 def test_pads_carry_no_gradient():
-    model = sv.TinyDecoder(TASK, generator=generator()).double()
+    model = TinyDecoder(TASK, generator=generator()).double()
     prompts = TASK.prompts(1, generator=generator())
     done = completion(1, 2, END)
     grads = []
@@ -628,14 +682,14 @@ def test_pads_carry_no_gradient():
         weight = torch.full((1, TASK.budget), filler, dtype=F64)
         weight[:, :3] = 1.0
         model.zero_grad()
-        sv.policy_gradient_loss(model, TASK, prompts, done, weight).backward()
+        policy_gradient_loss(model, TASK, prompts, done, weight).backward()
         grads.append([p.grad.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_policy_gradient_loss_has_the_right_gradient():
-    small = sv.ChainTask(p=2, steps=1, budget=2)
-    model = sv.TinyDecoder(small, dim=4, num_layers=1, generator=generator()).double()
+    small = ChainTask(p=2, steps=1, budget=2)
+    model = TinyDecoder(small, dim=4, num_layers=1, generator=generator()).double()
     prompts = small.prompts(3, generator=generator())
     done = small.demos(prompts, generator=generator())
     weight = torch.randn(3, 2, generator=generator(), dtype=F64)
@@ -644,7 +698,7 @@ def test_policy_gradient_loss_has_the_right_gradient():
     def loss(head):
         parameters = {"head.weight": head}
         shim = _Shim(model, parameters)
-        return sv.policy_gradient_loss(shim, small, prompts, done, weight)
+        return policy_gradient_loss(shim, small, prompts, done, weight)
 
     assert torch.autograd.gradcheck(loss, (head,))
 
@@ -684,11 +738,11 @@ def test_all_rewards_but_the_advantage_get_a_baseline_by_position():
 
 
 def test_training_repeats_with_the_seed():
-    config = sv.ReasoningConfig(
+    config = ReasoningConfig(
         sft_steps=3, value_rollouts=50, value_steps=2, rl_steps=2, eval_prompts=50
     )
     config = replace(config, batch_size=16)
-    first, second = (sv.reasoning(config, seed=3) for _ in range(2))
+    first, second = (reasoning(config, seed=3) for _ in range(2))
     assert first == second
     assert set(first["curves"]) == {"outcome", "advantage", "q"}
 
@@ -702,17 +756,17 @@ def test_uncovered_cells_are_refused_not_guessed():
     off[:, 1] = torch.tensor([1.0, 0.0], dtype=F64)
     target = torch.full(mdp.shape, 0.5, dtype=F64)
     assert sv.coverage(mdp, target, off).worst.isinf().all()
-    assert sv.trajectory_coverage(mdp, target, off).isinf().all()
+    assert trajectory_coverage(mdp, target, off).isinf().all()
     for method in ("krylov", "eigh"):
         with pytest.raises(ValueError, match="never visits 3 cells"):
             sv.worst_case_transfer(mdp, target, off, method=method)
     with pytest.raises(ValueError, match="never visits"):
         sv.mean_transfer(mdp, target, off)
     with pytest.raises(ValueError, match="never visits"):
-        sv.asymptotic_variance(mdp, target, off)
-    data = sv.sample_trajectories(mdp, off, 5, generator=generator())
+        asymptotic_variance(mdp, target, off)
+    data = sample_trajectories(mdp, off, 5, generator=generator())
     with pytest.raises(ValueError, match="never visits"):
-        sv.importance_estimate(mdp, data, target, off)
+        importance_estimate(mdp, data, target, off)
 
 
 def rare(mass, first_rows):
@@ -764,15 +818,15 @@ def test_cells_that_nobody_visits_do_no_harm():
 def test_policies_must_be_laws():
     mdp, target, off, _ = instance(batch=1)
     with pytest.raises(ValueError, match="policy must sum to one"):
-        sv.occupancy(mdp, off * 2)
+        occupancy(mdp, off * 2)
     with pytest.raises(ValueError, match="negative probability: -1"):
-        sv.occupancy(mdp, target * 2 - 1)
+        occupancy(mdp, target * 2 - 1)
     with pytest.raises(ValueError, match="policy has shape"):
-        sv.occupancy(mdp, off[:, :2])
+        occupancy(mdp, off[:, :2])
     with pytest.raises(ValueError, match="not finite"):
-        sv.occupancy(mdp, off * torch.nan)
+        occupancy(mdp, off * torch.nan)
     with pytest.raises(TypeError, match=r"float64 tensor, got torch\.int64"):
-        sv.occupancy(mdp, off.long())
+        occupancy(mdp, off.long())
     with pytest.raises(TypeError, match="got NoneType"):
         sv.evaluate(mdp, None)
 
@@ -786,21 +840,21 @@ def test_processes_must_be_well_formed():
     with pytest.raises(ValueError, match="no empty axis"):
         sv.TabularMDP(mdp.start, mdp.transition, mdp.reward[:, :0])
     with pytest.raises(ValueError, match="at least 1"):
-        sv.random_mdp(1, 0, 2, 2)
+        random_mdp(1, 0, 2, 2)
     with pytest.raises(ValueError, match="transitions='odd'"):
-        sv.random_mdp(1, 1, 2, 2, transitions="odd")
+        random_mdp(1, 1, 2, 2, transitions="odd")
     with pytest.raises(ValueError, match="rewards='odd'"):
-        sv.random_mdp(1, 1, 2, 2, rewards="odd")
+        random_mdp(1, 1, 2, 2, rewards="odd")
     with pytest.raises(ValueError, match="0 < p <= 1"):
-        sv.bandit_chain(3, 0.0)
+        bandit_chain(3, 0.0)
     with pytest.raises(ValueError, match="horizon >= 2"):
-        sv.hedge_mdp(1, 0.5, 0.5)
+        hedge_mdp(1, 0.5, 0.5)
     with pytest.raises(ValueError, match=r"safe_value from 0\.5 to 1\.5"):
-        sv.hedge_mdp(2, torch.tensor([0.5, 1.5]), 0.5)
+        hedge_mdp(2, torch.tensor([0.5, 1.5]), 0.5)
     with pytest.raises(ValueError, match=r"good_prob from 1 to 1: .* in \(0, 1\)"):
-        sv.hedge_mdp(2, 0.5, 1.0)
+        hedge_mdp(2, 0.5, 1.0)
     with pytest.raises(ValueError, match="1 <= steps < budget"):
-        sv.filler_mdp(4, 4)
+        filler_mdp(4, 4)
 
 
 def test_single_precision_is_converted_with_a_warning():
@@ -809,53 +863,53 @@ def test_single_precision_is_converted_with_a_warning():
         again = sv.TabularMDP(mdp.start, mdp.transition, mdp.reward.float())
     assert again.reward.dtype == F64
     with pytest.warns(UserWarning, match=r"policy is torch\.float32"):
-        d = sv.occupancy(mdp, off.float())
+        d = occupancy(mdp, off.float())
     assert d.dtype == F64
-    close(d, sv.occupancy(mdp, off), 1e-5)
+    close(d, occupancy(mdp, off), 1e-5)
 
 
 def test_no_and_few_trajectories_still_give_finite_rewards():
     mdp, target, off, _ = instance(batch=2, horizon=8, states=4, actions=3)
     for num in (0, 1, 5):  # 96 unknowns
-        data = sv.sample_trajectories(mdp, off, num, generator=generator())
+        data = sample_trajectories(mdp, off, num, generator=generator())
         fit = sv.fit_outcome_reward(data.index, data.returns, 12)
         assert fit.isfinite().all() and fit.shape == (2, 8, 12)
-        assert sv.fit_process_reward(data, 12).isfinite().all()
+        assert fit_process_reward(data, 12).isfinite().all()
         if num == 0:
             assert (fit == 0.5).all()
-    empty = sv.sample_trajectories(mdp, off, 0, generator=generator())
+    empty = sample_trajectories(mdp, off, 0, generator=generator())
     with pytest.raises(ValueError, match="at least one trajectory"):
-        sv.importance_estimate(mdp, empty, target, off)
+        importance_estimate(mdp, empty, target, off)
     with pytest.raises(ValueError, match="num=-1"):
-        sv.sample_trajectories(mdp, off, -1)
+        sample_trajectories(mdp, off, -1)
 
 
 def test_bad_options_are_named():
     mdp, target, off, _ = instance(batch=1)
     big = sv.TabularMDP(mdp.start, mdp.transition, mdp.reward + 1)
     with pytest.raises(ValueError, match=r"rewards in \[0, 1\]"):
-        sv.sample_trajectories(big, off, 3)
+        sample_trajectories(big, off, 3)
     with pytest.raises(ValueError, match=r"rewards in \[0, 1\]"):
-        sv.asymptotic_variance(big, target, off)
+        asymptotic_variance(big, target, off)
     with pytest.raises(ValueError, match="noise='odd'"):
-        sv.sample_trajectories(mdp, off, 3, noise="odd")
+        sample_trajectories(mdp, off, 3, noise="odd")
     with pytest.raises(ValueError, match="method='odd'"):
         sv.worst_case_transfer(mdp, target, off, method="odd")
     with pytest.raises(ValueError, match="tol=0"):
         sv.worst_case_transfer(mdp, target, off, tol=0)
     with pytest.raises(ValueError, match=r"sizes=\(200, 800\): .* two sizes of 800"):
-        sv.labels(LabelsConfig(sizes=(200, 800)))
+        labels(LabelsConfig(sizes=(200, 800)))
     cells, nan = torch.zeros(1, 1, 1).long(), torch.full((1, 1), torch.nan)
     with pytest.raises(ValueError, match="returns holds values that are not finite"):
         sv.fit_outcome_reward(cells, nan, 4)
     with pytest.raises(ValueError, match="reward holds values that are not finite"):
-        sv.fit_process_reward(sv.Trajectories(cells, nan[..., None]), 4)
+        fit_process_reward(Trajectories(cells, nan[..., None]), 4)
     with pytest.raises(TypeError, match=r"int64 tensor of cells, got torch\.float32"):
         sv.fit_outcome_reward(cells.float(), torch.ones(1, 1), 4)
     with pytest.raises(ValueError, match="ridge=nan"):
         sv.fit_outcome_reward(cells, torch.ones(1, 1), 4, ridge=float("nan"))
     with pytest.raises(ValueError, match="num_heads=3 must divide dim=32"):
-        sv.TinyDecoder(TASK, num_heads=3)
+        TinyDecoder(TASK, num_heads=3)
     # END too late, and prompts that would be repeated without a word.
     late = torch.full((2, 15), END)
     with pytest.raises(ValueError, match=r"completions \(n, 10\); got .* \(2, 15\)"):
@@ -869,13 +923,13 @@ def test_bad_options_are_named():
     with pytest.raises(ValueError, match=r"returns \(B, n\)"):
         sv.fit_outcome_reward(torch.zeros(1, 1, 1).long(), torch.ones(1, 2), 4)
     with pytest.raises(ValueError, match="they must agree"):
-        sv.fit_process_reward(
-            sv.Trajectories(torch.zeros(1, 2, 1).long(), torch.ones(1, 1, 1)), 4
+        fit_process_reward(
+            Trajectories(torch.zeros(1, 2, 1).long(), torch.ones(1, 1, 1)), 4
         )
     with pytest.raises(ValueError, match="temperature=0"):
-        sv.soft_optimal_policy(mdp, off, 0)
+        soft_optimal_policy(mdp, off, 0)
     with pytest.raises(ValueError, match="budget > steps"):
-        sv.ChainTask(budget=4)
+        ChainTask(budget=4)
     values, verdict, mask = prm_inputs()
     with pytest.raises(ValueError, match="kind='odd'"):
         sv.prm_reward("odd", values, verdict, mask)

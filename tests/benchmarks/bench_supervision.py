@@ -9,13 +9,15 @@ import numpy as np
 import scipy.linalg
 import torch
 from icml25.supervision import (
+    TabularMDP,
     fit_outcome_reward,
     plan,
-    random_mdp,
-    random_policy,
-    sample_trajectories,
     worst_case_transfer,
 )
+from icml25.supervision.instances import random_mdp, random_policy
+from icml25.supervision.mdp import sample_trajectories
+from icml25.supervision.transfer import second_moment
+from torch import Tensor
 
 
 def best_s(fn: Callable[[], object], repeats: int = 5) -> float:
@@ -66,6 +68,37 @@ def plain_worst_case(start, transition, policy, policy_off) -> np.ndarray:
     return np.array(values)
 
 
+def cholesky_power(
+    mdp: TabularMDP, policy: Tensor, policy_off: Tensor, *, tol: float = 1e-6
+) -> Tensor:
+    """A batched dense path: hidden directions dropped, Cholesky, power iteration.
+
+    Where every next state is possible, only constants moved between steps are hidden,
+    so leaving out one cell of each later step makes M_off invertible. With other hidden
+    directions (deterministic transitions) the factorisation fails.
+    """
+    _, horizon, states, actions = mdp.shape
+    kept = torch.ones(horizon, states * actions, dtype=torch.bool)
+    kept[1:, -1] = False
+    kept = kept.flatten().nonzero()[:, 0].to(policy.device)
+    data, target = (
+        second_moment(mdp, each)[:, kept[:, None], kept]
+        for each in (policy_off, policy)
+    )
+    factor = torch.linalg.cholesky(data)
+    half = torch.linalg.solve_triangular(factor, target, upper=False)
+    whitened = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+    x = torch.ones_like(whitened[:, :1])  # rows: several times faster than columns
+    for _ in range(10_000):
+        x = x / x.norm(dim=2, keepdim=True)
+        y = x @ whitened
+        value = (x * y).sum((1, 2))
+        if ((y - value[:, None, None] * x).norm(dim=2)[:, 0] <= tol * value).all():
+            return value
+        x = y
+    raise RuntimeError("power iteration did not settle")
+
+
 def plain_gram(index: np.ndarray, cells: int) -> np.ndarray:
     """The one-hot feature matrix of one data set, then its Gram matrix."""
     n, horizon = index.shape
@@ -83,11 +116,13 @@ def rows() -> list[dict]:
     arrays = [x.numpy() for x in (mdp.start, mdp.transition, best, off)]
     expected = plain_worst_case(*arrays)
     found = worst_case_transfer(mdp, best, off).numpy()
-    error = np.abs(found / expected - 1).max()
+    factored = cholesky_power(mdp, best, off).numpy()
+    error = max(np.abs(each / expected - 1).max() for each in (found, factored))
     if error > 1e-6:
-        raise AssertionError(f"the fast path is off by {error:.1e}")
+        raise AssertionError(f"a fast path is off by {error:.1e}")
     ours = best_s(lambda: worst_case_transfer(mdp, best, off), repeats=15)
     dense = best_s(lambda: worst_case_transfer(mdp, best, off, method="eigh"), 3)
+    third = best_s(lambda: cholesky_power(mdp, best, off), repeats=3)
     other = best_s(lambda: plain_worst_case(*arrays), repeats=3)
     table = [
         {
@@ -105,6 +140,14 @@ def rows() -> list[dict]:
             "ratio": ours / dense,
             "target": 0.33,
             "note": "batched dense eigenvectors",
+        },
+        {
+            "name": "supervision: worst case, krylov against Cholesky and power",
+            "ours_s": ours,
+            "other_s": third,
+            "ratio": ours / third,
+            "target": 0.33,
+            "note": f"it takes {third / other:.2f} of the numpy/scipy loop's time",
         },
     ]
     num = 2000

@@ -10,13 +10,8 @@ import json
 import time
 
 import torch
-from icml25.supervision import (
-    coverage,
-    plan,
-    random_mdp,
-    random_policy,
-    worst_case_transfer,
-)
+from icml25.supervision import coverage, plan, worst_case_transfer
+from icml25.supervision.instances import random_mdp, random_policy
 
 
 def main(batch: int = 65_536, chunk: int = 8192) -> None:

@@ -1,103 +1,29 @@
-"""Do we need to verify step by step? Process against outcome supervision."""
+"""Do we need to verify step by step? Process against outcome supervision.
 
-from icml25.supervision.estimation import (
-    asymptotic_variance,
-    fit_outcome_reward,
-    fit_process_reward,
-    importance_estimate,
-    soft_optimal_policy,
-)
-from icml25.supervision.experiments import (
-    EXPERIMENTS,
-    labels,
-    lemma,
-    preferences,
-    rewards,
-    search_worst_case,
-)
-from icml25.supervision.instances import (
-    bandit_chain,
-    filler_mdp,
-    hedge_mdp,
-    random_mdp,
-    random_policy,
-)
-from icml25.supervision.mdp import (
-    TabularMDP,
-    Trajectories,
-    advantage,
-    evaluate,
-    occupancy,
-    plan,
-    sample_trajectories,
-)
-from icml25.supervision.reasoning import (
-    ChainTask,
-    TinyDecoder,
-    policy_gradient_loss,
-    prm_reward,
-    reward_to_go,
-    rollout,
-    value_of_prefixes,
-)
-from icml25.supervision.training import (
-    ReasoningConfig,
-    reasoning,
-    train_policy,
-    train_reference,
-)
+A researcher's names are here; the rest is in the modules. ``mdp``: tabular processes.
+``instances``: random ones, and those made by hand. ``transfer``: what changing the
+policy costs. ``estimation``: rewards from steps and from outcomes. ``reasoning`` and
+``training``: the tiny model. ``bounds`` and ``labels``: the experiments on tables.
+"""
+
+from icml25.supervision.estimation import fit_outcome_reward
+from icml25.supervision.experiments import EXPERIMENTS
+from icml25.supervision.mdp import TabularMDP, evaluate, plan
+from icml25.supervision.reasoning import prm_reward
 from icml25.supervision.transfer import (
-    Coverage,
     coverage,
     mean_transfer,
-    null_leak,
-    orthogonal_terms,
-    second_moment,
-    trajectory_coverage,
     worst_case_transfer,
 )
 
 __all__ = [
     "EXPERIMENTS",
-    "ChainTask",
-    "Coverage",
-    "ReasoningConfig",
     "TabularMDP",
-    "TinyDecoder",
-    "Trajectories",
-    "advantage",
-    "asymptotic_variance",
-    "bandit_chain",
     "coverage",
     "evaluate",
-    "filler_mdp",
     "fit_outcome_reward",
-    "fit_process_reward",
-    "hedge_mdp",
-    "importance_estimate",
-    "labels",
-    "lemma",
     "mean_transfer",
-    "null_leak",
-    "occupancy",
-    "orthogonal_terms",
     "plan",
-    "policy_gradient_loss",
-    "preferences",
     "prm_reward",
-    "random_mdp",
-    "random_policy",
-    "reasoning",
-    "reward_to_go",
-    "rewards",
-    "rollout",
-    "sample_trajectories",
-    "search_worst_case",
-    "second_moment",
-    "soft_optimal_policy",
-    "train_policy",
-    "train_reference",
-    "trajectory_coverage",
-    "value_of_prefixes",
     "worst_case_transfer",
 ]

@@ -163,7 +163,8 @@ def asymptotic_variance(
     :math:`w_h = d_h^\pi / d_h^{off}` and noise :math:`v_h = r_h (1 - r_h)`;
     outcomes cost :math:`E_{off}[X_*^2 \sum_h v_h]` with
     :math:`X_* = 1 + \sum_h (w_h - \bar w_h)`, the function that attains
-    :func:`mean_transfer`; :math:`\bar w_h` is the mean of :math:`w_h` given the state.
+    :func:`~icml25.supervision.mean_transfer`; :math:`\bar w_h` is the mean of
+    :math:`w_h` given the state.
 
     Returns:
         For step labels and for outcomes, (B,) each.

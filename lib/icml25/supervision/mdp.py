@@ -13,6 +13,7 @@ __all__ = [
     "Trajectories",
     "advantage",
     "evaluate",
+    "expected_return",
     "occupancy",
     "plan",
     "sample_trajectories",
@@ -128,8 +129,8 @@ def evaluate(
         reward: step reward to use instead of ``mdp.reward``, (B, H, S, A).
 
     Returns:
-        ``Q`` (B, H, S, A) and ``V`` (B, H, S). The return of the policy is
-        ``(mdp.start * V[:, 0]).sum(-1)``.
+        ``Q`` (B, H, S, A) and ``V`` (B, H, S); the mean of V over the first state is
+        :func:`~icml25.supervision.mdp.expected_return`.
 
     Raises:
         TypeError: an entry is no floating-point tensor.
@@ -160,6 +161,27 @@ def advantage(mdp: TabularMDP, policy: Tensor) -> Tensor:
     """
     q, v = evaluate(mdp, policy)
     return q - v[..., None]
+
+
+def expected_return(
+    mdp: TabularMDP, policy: Tensor, reward: Tensor | None = None
+) -> Tensor:
+    r"""The return of a policy, :math:`J(\pi) = E_\pi[\sum_h r_h]`.
+
+    Args:
+        mdp: B processes.
+        policy: (B, H, S, A).
+        reward: step reward to use instead of ``mdp.reward``, (B, H, S, A).
+
+    Returns:
+        (B,)
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: wrong shapes, or ``policy`` is none.
+    """
+    _, v = evaluate(mdp, policy, reward)
+    return (mdp.start * v[:, 0]).sum(-1)
 
 
 def plan(mdp: TabularMDP, reward: Tensor | None = None) -> tuple[Tensor, Tensor]:

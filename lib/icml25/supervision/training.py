@@ -23,6 +23,8 @@ from icml25.supervision.reasoning import (
 
 __all__ = ["ReasoningConfig", "reasoning", "train_policy", "train_reference"]
 
+_ROLLOUTS = 8192  # completions sampled at a time
+
 
 @dataclass(frozen=True)
 class ReasoningConfig:
@@ -84,7 +86,12 @@ def train_reference(
         _step(optimizer, policy_gradient_loss(policy, task, prompts, demos, ones))
         schedule.step()
     prompts = task.prompts(config.value_rollouts, generator=generator)
-    completions = rollout(policy, task, prompts, generator=generator)
+    completions = torch.cat(  # in parts: kept keys and values are the memory's peak
+        [
+            rollout(policy, task, part, generator=generator)
+            for part in prompts.split(_ROLLOUTS)
+        ]
+    )
     verdict = task.verify(prompts, completions)
     value_model = config.decoder(generator, num_outputs=1)
     optimizer, schedule = _adamw(value_model, config.value_lr, config.value_steps)

@@ -123,7 +123,8 @@ def second_moment(mdp: TabularMDP, policy: Tensor) -> Tensor:
         the occupancy.
 
     Notes:
-        ``8 B (HSA)^2`` bytes. :func:`worst_case_transfer` does not need it.
+        ``8 B (HSA)^2`` bytes; :func:`~icml25.supervision.worst_case_transfer` does
+        without it.
     """
     policy = _as_policy("policy", policy, mdp)
     d = occupancy(mdp, policy)
