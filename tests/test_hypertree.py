@@ -43,6 +43,7 @@ from icml25.hypertree.modelruns import Graded, prompt_lengths
 from icml25.hypertree.premise import (
     auc,
     auc_interval,
+    disjoint_quizzes,
     fit_probe,
     house_rule_quiz,
     is_yes,
@@ -1101,6 +1102,25 @@ def test_quiz_is_balanced_and_right(facts):
         house_rule_quiz(3, 1)
 
 
+@pytest.mark.parametrize(("facts", "train", "test"), [(1, 80, 76), (9, 30, 20)])
+def test_a_head_is_tested_on_checks_it_has_not_seen(facts, train, test):
+    """With one hotel the two quizzes use nearly all of the 160 checks there are."""
+    quizzes = disjoint_quizzes(train, test, facts, generator=generator())
+    prompts = [[q.prompt for q in quiz.questions] for quiz in quizzes]
+    assert [len(set(each)) for each in prompts] == [train, test]
+    assert not set(prompts[0]) & set(prompts[1])
+    assert quizzes[0].prefix == quizzes[1].prefix
+    assert not any(p in quizzes[0].prefix for p in prompts[0] + prompts[1])
+    assert [int(is_yes(quiz).sum()) for quiz in quizzes] == [train // 2, test // 2]
+
+
+def test_disjoint_quizzes_are_limited_by_what_there_is():
+    with pytest.raises(ValueError, match="with 1 in view there are 15[68] diff"):
+        disjoint_quizzes(100, 62, 1, generator=generator())
+    with pytest.raises(ValueError, match="num_test=3: an even number"):
+        disjoint_quizzes(2, 3, 1)
+
+
 def test_exact_backend_aces_the_quiz():
     quiz = house_rule_quiz(20, 3, generator=generator())
     assert auc(log_odds(ht.Exact(), quiz), is_yes(quiz)) == 1.0
@@ -1244,7 +1264,7 @@ def test_experiments_run_on_generated_tasks(name):
 
 
 @needs_model
-def test_experiments_with_the_model_run():
+def test_experiments_with_the_model_run(model):
     premise = mr.PremiseConfig(facts=(1,), num_questions=16, num_bootstrap=50)
     first = mr.premise(premise, device=CPU, seed=0)
     (row,) = first["rows"]
@@ -1258,12 +1278,9 @@ def test_experiments_with_the_model_run():
     for name in ("raw_auc", "head_auc", "raw_accuracy", "shifted_accuracy"):
         assert 0 <= row[name] <= 1
     # The three readings share one forward pass; the raw one is the premise's score.
-    quiz = house_rule_quiz(40, 1, generator=generator())
-    score, yes = log_odds(SmolLM2Backend(), quiz), is_yes(quiz)
-    known = {q.prompt for q in quiz.questions[:24]}
-    new = [i for i in range(24, 40) if quiz.questions[i].prompt not in known]
-    assert row["num_new"] == len(new) <= 16
-    assert row["raw_auc"] == pytest.approx(auc(score[new], yes[new]), abs=1e-6)
+    _, test = disjoint_quizzes(24, 16, 1, generator=generator())
+    score = log_odds(SmolLM2Backend(model), test)
+    assert row["raw_auc"] == pytest.approx(auc(score, is_yes(test)), abs=1e-6)
 
 
 def test_grades_compare_with_the_truth():

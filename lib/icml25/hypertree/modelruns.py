@@ -14,8 +14,10 @@ from icml25.core import make_generator, progress
 from icml25.hypertree.backends import Backend, Check, Exact, Question
 from icml25.hypertree.minitasks import mini_tasks
 from icml25.hypertree.premise import (
+    Quiz,
     auc,
     auc_interval,
+    disjoint_quizzes,
     fit_probe,
     house_rule_quiz,
     is_yes,
@@ -77,11 +79,11 @@ def _accuracy(said: torch.Tensor, truth: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    facts: tuple[int, ...] = (1, 9)  # hotels in view
-    num_train: int = 150  # labelled checks
-    num_test: int = 100  # of which those that also occur in training are left out
+    facts: tuple[int, ...] = (1, 3, 9)  # hotels in view
+    num_train: int = 80  # labelled checks
+    num_test: int = 76  # other checks; with one hotel there are 160 in all
     ridge: float = 10.0
-    dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
+    dtype: str = "float32"  # as in `premise`; or "bfloat16", faster
 
 
 def probe(config: ProbeConfig, *, device: torch.device, seed: int) -> dict[str, Any]:
@@ -90,33 +92,38 @@ def probe(config: ProbeConfig, *, device: torch.device, seed: int) -> dict[str, 
     ``raw`` takes the more probable of " yes" and " no". ``shifted`` moves that
     threshold to the median of the labelled checks, half of which are yes: all that is
     learnt is the model's lean. ``head`` is a linear head trained on the last hidden
-    states. All three answer the same test checks.
+    states. All three answer the same test checks, none of which was labelled.
     """
     model = _model(config.dtype, device)
     ids = [model.encode(word)[0] for word in (" yes", " no")]
     lean = (model.head[ids[0]].double() - model.head[ids[1]].double()).cpu()
-    n = config.num_train
     rows = []
     for facts in progress(config.facts, "facts in view"):
         generator = make_generator(seed)
-        # One quiz, so that training and test checks share examples and prefix.
-        quiz = house_rule_quiz(n + config.num_test, facts, generator=generator)
-        states = model.last_hidden([quiz.prefix + q.prompt for q in quiz.questions])
-        states, yes = states.double().cpu(), is_yes(quiz)
-        odds = states @ lean
-        fitted = fit_probe(states[:n], yes[:n], ridge=config.ridge)
-        # With few facts prompts repeat: a head must not be tested on what it has seen.
-        known = {q.prompt for q in quiz.questions[:n]}
-        new = [i for i in range(n, len(yes)) if quiz.questions[i].prompt not in known]
-        score, truth = probe_scores(fitted, states[new]), yes[new]
-        row: dict[str, Any] = {"facts": facts, "num_new": len(new)}
-        for name, values in (("raw", odds[new]), ("head", score)):
+        train, test = disjoint_quizzes(
+            config.num_train, config.num_test, facts, generator=generator
+        )
+        known, new = (_hidden(model, quiz) for quiz in (train, test))
+        fitted = fit_probe(known, is_yes(train), ridge=config.ridge)
+        odds, score, truth = new @ lean, probe_scores(fitted, new), is_yes(test)
+        row: dict[str, Any] = {"facts": facts}
+        for name, values in (("raw", odds), ("head", score)):
             row[f"{name}_auc"] = auc(values, truth)
             row[f"{name}_interval"] = auc_interval(values, truth, generator=generator)
             row[f"{name}_accuracy"] = _accuracy(values > 0, truth)
-        row["shifted_accuracy"] = _accuracy(odds[new] > odds[:n].median(), truth)
+        middle = (known @ lean).median()
+        row["shifted_accuracy"] = _accuracy(odds > middle, truth)
         rows.append(row)
-    return {"num_train": n, "num_test": config.num_test, "rows": rows}
+    return {
+        "num_train": config.num_train,
+        "num_test": config.num_test,
+        "rows": rows,
+    }
+
+
+def _hidden(model: SmolLM2, quiz: Quiz) -> torch.Tensor:
+    prompts = [quiz.prefix + q.prompt for q in quiz.questions]
+    return model.last_hidden(prompts).double().cpu()
 
 
 @dataclass

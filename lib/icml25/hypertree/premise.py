@@ -11,6 +11,8 @@ import torch
 from icml25.hypertree.backends import Backend, Question
 from icml25.hypertree.minitasks import HOUSE_RULES
 
+_DRAWS = 20  # draws for each different check that is wanted
+
 
 @dataclass(frozen=True)
 class Quiz:
@@ -64,6 +66,47 @@ def house_rule_quiz(
         for i in range(num_questions)
     )
     return Quiz(num_facts, prefix, questions)
+
+
+def disjoint_quizzes(
+    num_train: int,
+    num_test: int,
+    num_facts: int,
+    *,
+    shots: int = 4,
+    generator: torch.Generator | None = None,
+) -> tuple[Quiz, Quiz]:
+    """Two balanced quizzes with the same examples and no check in common.
+
+    Every check occurs once, and none is among the examples. With one hotel in view
+    there are only 160 different checks, so that independent draws would overlap.
+
+    Raises:
+        ValueError: a count that is not even or below 2, or more checks than there are.
+    """
+    for name, value in (("num_train", num_train), ("num_test", num_test)):
+        if value < 2 or value % 2:
+            raise ValueError(f"{name}={value}: an even number >= 2")
+    need = num_train + num_test
+    pool = house_rule_quiz(_DRAWS * need, num_facts, shots=shots, generator=generator)
+    once = {q.prompt: q for q in pool.questions if q.prompt not in pool.prefix}
+    parts: tuple[list[Question], list[Question]] = ([], [])
+    for answer in (0, 1):
+        checks = [q for q in once.values() if q.answer == answer]
+        if len(checks) < need // 2:
+            raise ValueError(
+                f"num_train={num_train}, num_test={num_test}: with {num_facts} in view "
+                f"there are {2 * len(checks)} different checks"
+            )
+        # Rare checks are drawn last: shuffled, they fall to both parts alike.
+        order = torch.randperm(len(checks), generator=generator).tolist()
+        parts[0].extend(checks[i] for i in order[: num_train // 2])
+        parts[1].extend(checks[i] for i in order[num_train // 2 : need // 2])
+    train, test = (Quiz(num_facts, pool.prefix, tuple(part)) for part in parts)
+    shared = {q.prompt for q in train.questions} & {q.prompt for q in test.questions}
+    if shared:
+        raise AssertionError(f"{len(shared)} checks are in both quizzes")
+    return train, test
 
 
 def auc(score: torch.Tensor, positive: torch.Tensor) -> float:
