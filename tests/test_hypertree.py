@@ -485,7 +485,7 @@ def test_strict_mends_the_quirks(mini):
 
 
 def flying(task, sandbox):
-    """A task and a right plan of it that flies on the first day; ``None`` if none."""
+    """A flight of the task's first leg on its first day; ``None`` if there is none."""
     way = task.legs[0]
     rows = [
         row

@@ -173,7 +173,7 @@ class Graded(Backend):
 
 @dataclass(frozen=True)
 class SmallPlansConfig:
-    num_tasks: int = 2  # trips whose decisions the model takes
+    num_tasks: int = 6  # trips whose decisions the model takes
     days: int = 3  # length of these trips: 3, 5 or 7
     dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
     planners: tuple[str, ...] = ("chain", "hypertree")
