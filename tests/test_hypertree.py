@@ -484,27 +484,29 @@ def test_strict_mends_the_quirks(mini):
     assert not ht.evaluate(task, plan, sandbox, strict=True).commonsense["attractions"]
 
 
-def flying(task, sandbox):
-    """A flight of the task's first leg on its first day; ``None`` if there is none."""
-    way = task.legs[0]
+def flying(task, sandbox, at):
+    """A flight of the first (0) or last (-1) leg and day; ``None`` if there is none."""
     rows = [
         row
         for each in sandbox.flights.values()
         for row in each
-        if (row["OriginCityName"], row["DestCityName"]) == way
-        and row["FlightDate"] == task.dates[0]
+        if (row["OriginCityName"], row["DestCityName"]) == task.legs[at]
+        and row["FlightDate"] == task.dates[at]
     ]
     return rows[0] if rows else None
 
 
-def test_strict_wants_the_flight_of_the_day(mini):
+@pytest.mark.parametrize("at", [0, -1])
+def test_strict_wants_the_flight_of_the_day(mini, at):
     tasks, sandbox = mini
-    task = next(t for t in tasks if flying(t, sandbox))
-    number = flying(task, sandbox)["Flight Number"]
-    a, b = task.legs[0]
+    task = next(t for t in tasks if flying(t, sandbox, at))
+    number = flying(task, sandbox, at)["Flight Number"]
+    a, b = task.legs[at]
     text = f"Flight Number: {number}, from {a} to {b}"
-    plan = damaged(task, lambda p: p[0].update(transportation=text))
-    late = replace(task, dates=("2030-01-01", *task.dates[1:]))
+    plan = damaged(task, lambda p: p[at].update(transportation=text))
+    dates = list(task.dates)
+    dates[at] = "2030-01-01"
+    late = replace(task, dates=tuple(dates))
     for strict in (False, True):
         assert ht.evaluate(task, plan, sandbox, strict=strict).commonsense["sandbox"]
     assert ht.evaluate(late, plan, sandbox).commonsense["sandbox"]
