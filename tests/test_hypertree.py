@@ -41,6 +41,7 @@ from icml25.hypertree.gguf import read_gguf
 from icml25.hypertree.harness import read_plan, run_harness, scores, write_plan
 from icml25.hypertree.modelruns import Graded, prompt_lengths
 from icml25.hypertree.premise import (
+    RULES,
     auc,
     auc_interval,
     disjoint_quizzes,
@@ -1100,13 +1101,31 @@ def test_quiz_is_balanced_and_right(facts):
         number, rule = ask.removeprefix("Does hotel ").split(" forbid ")
         rule = rule.removesuffix("? Answer:")
         assert (rule in lines[int(number) - 1]) == (question.answer == 0)
+        # Every line has three rules: counting them says nothing.
+        assert all(line.count(", ") == 2 for line in lines)
     with pytest.raises(ValueError, match="num_questions=3"):
         house_rule_quiz(3, 1)
 
 
+def test_the_view_or_the_question_alone_do_not_tell_the_answer():
+    """With one hotel: yes and no have the same hotels, and the same rules asked for."""
+    quiz = house_rule_quiz(4000, 1, generator=generator())
+    tables = []
+    for answer in (0, 1):
+        counts = torch.zeros(8, 2)
+        for question in quiz.questions:
+            if question.answer == answer:
+                view, ask = question.prompt.split("\n")
+                found = [[rule in text for text in (view, ask)] for rule in RULES]
+                counts += torch.tensor(found)
+        tables.append(counts / 2000)
+    # Shares of 3/8 and 1/8; four standard errors of a difference.
+    error = 4 * (2 * torch.tensor([0.375 * 0.625, 0.125 * 0.875]) / 2000).sqrt()
+    assert ((tables[0] - tables[1]).abs() < error).all()
+
+
 @pytest.mark.parametrize(("facts", "train", "test"), [(1, 80, 76), (9, 30, 20)])
 def test_a_head_is_tested_on_checks_it_has_not_seen(facts, train, test):
-    """With one hotel the two quizzes use nearly all of the 160 checks there are."""
     quizzes = disjoint_quizzes(train, test, facts, generator=generator())
     prompts = [[q.prompt for q in quiz.questions] for quiz in quizzes]
     assert [len(set(each)) for each in prompts] == [train, test]
@@ -1117,8 +1136,8 @@ def test_a_head_is_tested_on_checks_it_has_not_seen(facts, train, test):
 
 
 def test_disjoint_quizzes_are_limited_by_what_there_is():
-    with pytest.raises(ValueError, match="with 1 in view there are 15[68] diff"):
-        disjoint_quizzes(100, 62, 1, generator=generator())
+    with pytest.raises(ValueError, match="with 1 in view there are 3[0-9]* different"):
+        disjoint_quizzes(300, 40, 1, generator=generator())
     with pytest.raises(ValueError, match="num_test=3: an even number"):
         disjoint_quizzes(2, 3, 1)
 

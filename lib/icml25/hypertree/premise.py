@@ -11,7 +11,9 @@ import torch
 from icml25.hypertree.backends import Backend, Question
 from icml25.hypertree.minitasks import HOUSE_RULES
 
-_DRAWS = 20  # draws for each different check that is wanted
+RULES = (*HOUSE_RULES, "candles", "bicycles", "loud music")
+NUM_FORBIDDEN = 3  # rules of every hotel
+_DRAWS = 4  # draws for each different check that is wanted
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,7 @@ class Quiz:
 
 def _block(rules: Sequence[Sequence[str]]) -> str:
     return "\n".join(
-        f"Hotel {i + 1} forbids: {', '.join(each) or 'nothing'}."
-        for i, each in enumerate(rules)
+        f"Hotel {i + 1} forbids: {', '.join(each)}." for i, each in enumerate(rules)
     )
 
 
@@ -39,8 +40,11 @@ def house_rule_quiz(
 ) -> Quiz:
     """Questions "does hotel i forbid pets?" with ``num_facts`` hotels' rules in view.
 
-    Half of the answers are yes. The ``shots`` examples have the same number of facts,
-    and are the same for every question.
+    Half of the answers are yes. Every hotel forbids three of eight rules, drawn before
+    the question is: neither what is in view nor the rule that is asked for tells the
+    answer, only both together do. (Were each rule forbidden by a coin, hotels with the
+    answer yes would list more rules, and counting would beat chance.) The ``shots``
+    examples have the same number of facts, and are the same for every question.
 
     Raises:
         ValueError: a count below 1, or an odd number of questions.
@@ -52,11 +56,15 @@ def house_rule_quiz(
         )
 
     def example(answer: bool) -> str:
-        rule = HOUSE_RULES[int(torch.randint(5, (), generator=generator))]
+        order = torch.rand(num_facts, len(RULES), generator=generator).argsort(1)
+        forbidden = order[:, :NUM_FORBIDDEN].sort(1).values.tolist()
         asked = int(torch.randint(num_facts, (), generator=generator))
-        has = torch.rand(num_facts, 5, generator=generator) < 0.4
-        has[asked, HOUSE_RULES.index(rule)] = answer
-        rules = [[r for r, h in zip(HOUSE_RULES, row, strict=True) if h] for row in has]
+        inside, outside = order[asked].split(
+            [NUM_FORBIDDEN, len(RULES) - NUM_FORBIDDEN]
+        )
+        among = inside if answer else outside
+        rule = RULES[among[torch.randint(len(among), (), generator=generator)]]
+        rules = [[RULES[i] for i in each] for each in forbidden]
         return f"{_block(rules)}\nDoes hotel {asked + 1} forbid {rule}? Answer:"
 
     answers = (" yes", " no")
@@ -79,7 +87,7 @@ def disjoint_quizzes(
     """Two balanced quizzes with the same examples and no check in common.
 
     Every check occurs once, and none is among the examples. With one hotel in view
-    there are only 160 different checks, so that independent draws would overlap.
+    there are only 168 different checks to affirm, so that independent draws overlap.
 
     Raises:
         ValueError: a count that is not even or below 2, or more checks than there are.
