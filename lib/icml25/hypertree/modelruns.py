@@ -282,6 +282,7 @@ class SpeedConfig:
     shots: int = 8  # worked examples that all of them share
     num_tasks: int = 9  # trips whose prompts and plans are counted
     repeats: int = 1  # timed runs, the best of which counts
+    dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
 
 
 def speed(config: SpeedConfig, *, device: torch.device, seed: int) -> dict[str, Any]:
@@ -290,7 +291,7 @@ def speed(config: SpeedConfig, *, device: torch.device, seed: int) -> dict[str, 
     On a CPU, seconds are processor time: with one thread what an idle machine needs.
     """
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    model = SmolLM2(device=device)
+    model = _model(config.dtype, device)
     quiz = house_rule_quiz(
         config.num_leaves,
         config.num_facts,
