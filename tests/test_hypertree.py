@@ -41,8 +41,10 @@ from icml25.hypertree.gguf import read_gguf
 from icml25.hypertree.harness import read_plan, run_harness, scores, write_plan
 from icml25.hypertree.modelruns import Graded, prompt_lengths
 from icml25.hypertree.premise import (
+    RULES,
     auc,
     auc_interval,
+    disjoint_quizzes,
     fit_probe,
     house_rule_quiz,
     is_yes,
@@ -483,27 +485,29 @@ def test_strict_mends_the_quirks(mini):
     assert not ht.evaluate(task, plan, sandbox, strict=True).commonsense["attractions"]
 
 
-def flying(task, sandbox):
-    """A task and a right plan of it that flies on the first day; ``None`` if none."""
-    way = task.legs[0]
+def flying(task, sandbox, at):
+    """A flight of the first (0) or last (-1) leg and day; ``None`` if there is none."""
     rows = [
         row
         for each in sandbox.flights.values()
         for row in each
-        if (row["OriginCityName"], row["DestCityName"]) == way
-        and row["FlightDate"] == task.dates[0]
+        if (row["OriginCityName"], row["DestCityName"]) == task.legs[at]
+        and row["FlightDate"] == task.dates[at]
     ]
     return rows[0] if rows else None
 
 
-def test_strict_wants_the_flight_of_the_day(mini):
+@pytest.mark.parametrize("at", [0, -1])
+def test_strict_wants_the_flight_of_the_day(mini, at):
     tasks, sandbox = mini
-    task = next(t for t in tasks if flying(t, sandbox))
-    number = flying(task, sandbox)["Flight Number"]
-    a, b = task.legs[0]
+    task = next(t for t in tasks if flying(t, sandbox, at))
+    number = flying(task, sandbox, at)["Flight Number"]
+    a, b = task.legs[at]
     text = f"Flight Number: {number}, from {a} to {b}"
-    plan = damaged(task, lambda p: p[0].update(transportation=text))
-    late = replace(task, dates=("2030-01-01", *task.dates[1:]))
+    plan = damaged(task, lambda p: p[at].update(transportation=text))
+    dates = list(task.dates)
+    dates[at] = "2030-01-01"
+    late = replace(task, dates=tuple(dates))
     for strict in (False, True):
         assert ht.evaluate(task, plan, sandbox, strict=strict).commonsense["sandbox"]
     assert ht.evaluate(late, plan, sandbox).commonsense["sandbox"]
@@ -1097,8 +1101,45 @@ def test_quiz_is_balanced_and_right(facts):
         number, rule = ask.removeprefix("Does hotel ").split(" forbid ")
         rule = rule.removesuffix("? Answer:")
         assert (rule in lines[int(number) - 1]) == (question.answer == 0)
+        # Every line has three rules: counting them says nothing.
+        assert all(line.count(", ") == 2 for line in lines)
     with pytest.raises(ValueError, match="num_questions=3"):
         house_rule_quiz(3, 1)
+
+
+def test_the_view_or_the_question_alone_do_not_tell_the_answer():
+    """With one hotel: yes and no have the same hotels, and the same rules asked for."""
+    quiz = house_rule_quiz(4000, 1, generator=generator())
+    tables = []
+    for answer in (0, 1):
+        counts = torch.zeros(8, 2)
+        for question in quiz.questions:
+            if question.answer == answer:
+                view, ask = question.prompt.split("\n")
+                found = [[rule in text for text in (view, ask)] for rule in RULES]
+                counts += torch.tensor(found)
+        tables.append(counts / 2000)
+    # Shares of 3/8 and 1/8; four standard errors of a difference.
+    error = 4 * (2 * torch.tensor([0.375 * 0.625, 0.125 * 0.875]) / 2000).sqrt()
+    assert ((tables[0] - tables[1]).abs() < error).all()
+
+
+@pytest.mark.parametrize(("facts", "train", "test"), [(1, 80, 76), (9, 30, 20)])
+def test_a_head_is_tested_on_checks_it_has_not_seen(facts, train, test):
+    quizzes = disjoint_quizzes(train, test, facts, generator=generator())
+    prompts = [[q.prompt for q in quiz.questions] for quiz in quizzes]
+    assert [len(set(each)) for each in prompts] == [train, test]
+    assert not set(prompts[0]) & set(prompts[1])
+    assert quizzes[0].prefix == quizzes[1].prefix
+    assert not any(p in quizzes[0].prefix for p in prompts[0] + prompts[1])
+    assert [int(is_yes(quiz).sum()) for quiz in quizzes] == [train // 2, test // 2]
+
+
+def test_disjoint_quizzes_are_limited_by_what_there_is():
+    with pytest.raises(ValueError, match="with 1 in view there are 3[0-9]* different"):
+        disjoint_quizzes(300, 40, 1, generator=generator())
+    with pytest.raises(ValueError, match="num_test=3: an even number"):
+        disjoint_quizzes(2, 3, 1)
 
 
 def test_exact_backend_aces_the_quiz():
@@ -1244,7 +1285,7 @@ def test_experiments_run_on_generated_tasks(name):
 
 
 @needs_model
-def test_experiments_with_the_model_run():
+def test_experiments_with_the_model_run(model):
     premise = mr.PremiseConfig(facts=(1,), num_questions=16, num_bootstrap=50)
     first = mr.premise(premise, device=CPU, seed=0)
     (row,) = first["rows"]
@@ -1258,12 +1299,9 @@ def test_experiments_with_the_model_run():
     for name in ("raw_auc", "head_auc", "raw_accuracy", "shifted_accuracy"):
         assert 0 <= row[name] <= 1
     # The three readings share one forward pass; the raw one is the premise's score.
-    quiz = house_rule_quiz(40, 1, generator=generator())
-    score, yes = log_odds(SmolLM2Backend(), quiz), is_yes(quiz)
-    known = {q.prompt for q in quiz.questions[:24]}
-    new = [i for i in range(24, 40) if quiz.questions[i].prompt not in known]
-    assert row["num_new"] == len(new) <= 16
-    assert row["raw_auc"] == pytest.approx(auc(score[new], yes[new]), abs=1e-6)
+    _, test = disjoint_quizzes(24, 16, 1, generator=generator())
+    score = log_odds(SmolLM2Backend(model), test)
+    assert row["raw_auc"] == pytest.approx(auc(score, is_yes(test)), abs=1e-6)
 
 
 def test_grades_compare_with_the_truth():

@@ -14,12 +14,13 @@ from icml25.core import make_generator, progress
 from icml25.hypertree.backends import Backend, Check, Exact, Question
 from icml25.hypertree.minitasks import mini_tasks
 from icml25.hypertree.premise import (
+    Quiz,
     auc,
     auc_interval,
+    disjoint_quizzes,
     fit_probe,
     house_rule_quiz,
     is_yes,
-    log_odds,
     probe_scores,
 )
 from icml25.hypertree.smollm import SmolLM2, SmolLM2Backend
@@ -34,21 +35,21 @@ class PremiseConfig:
     num_questions: int = 40
     shots: int = 4
     num_bootstrap: int = 500
+    dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
 
 
 def premise(
     config: PremiseConfig, *, device: torch.device, seed: int
 ) -> dict[str, Any]:
     """E5: a real 135M model answers one check with more and more facts in view."""
-    model = SmolLM2(device=device)
+    model = _model(config.dtype, device)
     rows = []
     for facts in progress(config.facts, "facts in view"):
         generator = make_generator(seed)
         quiz = house_rule_quiz(
             config.num_questions, facts, shots=config.shots, generator=generator
         )
-        backend = SmolLM2Backend(model)
-        score, yes = log_odds(backend, quiz), is_yes(quiz)
+        score, yes = _hidden(model, quiz) @ _lean(model), is_yes(quiz)
         low, high = auc_interval(
             score, yes, num_bootstrap=config.num_bootstrap, generator=generator
         )
@@ -59,7 +60,9 @@ def premise(
                 "low": low,
                 "high": high,
                 "raw_accuracy": _accuracy(score > 0, yes),
-                "prompt_tokens": backend.usage.prompt_tokens,
+                "prompt_tokens": sum(
+                    len(model.encode(quiz.prefix + q.prompt)) for q in quiz.questions
+                ),
             }
         )
     return {"num_questions": config.num_questions, "rows": rows}
@@ -78,8 +81,8 @@ def _accuracy(said: torch.Tensor, truth: torch.Tensor) -> float:
 @dataclass(frozen=True)
 class ProbeConfig:
     facts: tuple[int, ...] = (1, 9)  # hotels in view
-    num_train: int = 150  # labelled checks
-    num_test: int = 100  # of which those that also occur in training are left out
+    num_train: int = 80  # labelled checks
+    num_test: int = 76  # other checks
     ridge: float = 10.0
     dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
 
@@ -90,33 +93,44 @@ def probe(config: ProbeConfig, *, device: torch.device, seed: int) -> dict[str, 
     ``raw`` takes the more probable of " yes" and " no". ``shifted`` moves that
     threshold to the median of the labelled checks, half of which are yes: all that is
     learnt is the model's lean. ``head`` is a linear head trained on the last hidden
-    states. All three answer the same test checks.
+    states. All three answer the same test checks, none of which was labelled.
     """
     model = _model(config.dtype, device)
-    ids = [model.encode(word)[0] for word in (" yes", " no")]
-    lean = (model.head[ids[0]].double() - model.head[ids[1]].double()).cpu()
-    n = config.num_train
+    lean = _lean(model)
     rows = []
     for facts in progress(config.facts, "facts in view"):
         generator = make_generator(seed)
-        # One quiz, so that training and test checks share examples and prefix.
-        quiz = house_rule_quiz(n + config.num_test, facts, generator=generator)
-        states = model.last_hidden([quiz.prefix + q.prompt for q in quiz.questions])
-        states, yes = states.double().cpu(), is_yes(quiz)
-        odds = states @ lean
-        fitted = fit_probe(states[:n], yes[:n], ridge=config.ridge)
-        # With few facts prompts repeat: a head must not be tested on what it has seen.
-        known = {q.prompt for q in quiz.questions[:n]}
-        new = [i for i in range(n, len(yes)) if quiz.questions[i].prompt not in known]
-        score, truth = probe_scores(fitted, states[new]), yes[new]
-        row: dict[str, Any] = {"facts": facts, "num_new": len(new)}
-        for name, values in (("raw", odds[new]), ("head", score)):
+        train, test = disjoint_quizzes(
+            config.num_train, config.num_test, facts, generator=generator
+        )
+        known, new = (_hidden(model, quiz) for quiz in (train, test))
+        fitted = fit_probe(known, is_yes(train), ridge=config.ridge)
+        odds, score, truth = new @ lean, probe_scores(fitted, new), is_yes(test)
+        row: dict[str, Any] = {"facts": facts}
+        for name, values in (("raw", odds), ("head", score)):
             row[f"{name}_auc"] = auc(values, truth)
             row[f"{name}_interval"] = auc_interval(values, truth, generator=generator)
             row[f"{name}_accuracy"] = _accuracy(values > 0, truth)
-        row["shifted_accuracy"] = _accuracy(odds[new] > odds[:n].median(), truth)
+        middle = (known @ lean).median()
+        row["shifted_accuracy"] = _accuracy(odds > middle, truth)
         rows.append(row)
-    return {"num_train": n, "num_test": config.num_test, "rows": rows}
+    return {
+        "num_train": config.num_train,
+        "num_test": config.num_test,
+        "rows": rows,
+    }
+
+
+def _lean(model: SmolLM2) -> torch.Tensor:
+    """(dim,): its product with a last state is the log-odds of " yes" and " no"."""
+    yes, no = (model.head[model.encode(word)[0]] for word in (" yes", " no"))
+    return (yes.double() - no.double()).cpu()
+
+
+def _hidden(model: SmolLM2, quiz: Quiz) -> torch.Tensor:
+    """(num_questions, dim), float64: the state that the answer is read from."""
+    prompts = [quiz.prefix + q.prompt for q in quiz.questions]
+    return model.last_hidden(prompts).double().cpu()
 
 
 @dataclass
@@ -166,7 +180,7 @@ class Graded(Backend):
 
 @dataclass(frozen=True)
 class SmallPlansConfig:
-    num_tasks: int = 2  # trips whose decisions the model takes
+    num_tasks: int = 3  # trips whose decisions the model takes
     days: int = 3  # length of these trips: 3, 5 or 7
     dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
     planners: tuple[str, ...] = ("chain", "hypertree")
@@ -268,6 +282,7 @@ class SpeedConfig:
     shots: int = 8  # worked examples that all of them share
     num_tasks: int = 9  # trips whose prompts and plans are counted
     repeats: int = 1  # timed runs, the best of which counts
+    dtype: str = "bfloat16"  # or "float32", several times slower on a CPU
 
 
 def speed(config: SpeedConfig, *, device: torch.device, seed: int) -> dict[str, Any]:
@@ -276,7 +291,7 @@ def speed(config: SpeedConfig, *, device: torch.device, seed: int) -> dict[str, 
     On a CPU, seconds are processor time: with one thread what an idle machine needs.
     """
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    model = SmolLM2(device=device)
+    model = _model(config.dtype, device)
     quiz = house_rule_quiz(
         config.num_leaves,
         config.num_facts,

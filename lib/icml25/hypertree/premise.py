@@ -11,6 +11,10 @@ import torch
 from icml25.hypertree.backends import Backend, Question
 from icml25.hypertree.minitasks import HOUSE_RULES
 
+RULES = (*HOUSE_RULES, "candles", "bicycles", "loud music")
+NUM_FORBIDDEN = 3  # rules of every hotel
+_DRAWS = 4  # draws for each different check that is wanted
+
 
 @dataclass(frozen=True)
 class Quiz:
@@ -23,8 +27,7 @@ class Quiz:
 
 def _block(rules: Sequence[Sequence[str]]) -> str:
     return "\n".join(
-        f"Hotel {i + 1} forbids: {', '.join(each) or 'nothing'}."
-        for i, each in enumerate(rules)
+        f"Hotel {i + 1} forbids: {', '.join(each)}." for i, each in enumerate(rules)
     )
 
 
@@ -37,8 +40,11 @@ def house_rule_quiz(
 ) -> Quiz:
     """Questions "does hotel i forbid pets?" with ``num_facts`` hotels' rules in view.
 
-    Half of the answers are yes. The ``shots`` examples have the same number of facts,
-    and are the same for every question.
+    Half of the answers are yes. Every hotel forbids three of eight rules, drawn before
+    the question is: neither what is in view nor the rule that is asked for tells the
+    answer, only both together do. (Were each rule forbidden by a coin, hotels with the
+    answer yes would list more rules, and counting would beat chance.) The ``shots``
+    examples have the same number of facts, and are the same for every question.
 
     Raises:
         ValueError: a count below 1, or an odd number of questions.
@@ -50,11 +56,15 @@ def house_rule_quiz(
         )
 
     def example(answer: bool) -> str:
-        rule = HOUSE_RULES[int(torch.randint(5, (), generator=generator))]
+        order = torch.rand(num_facts, len(RULES), generator=generator).argsort(1)
+        forbidden = order[:, :NUM_FORBIDDEN].sort(1).values.tolist()
         asked = int(torch.randint(num_facts, (), generator=generator))
-        has = torch.rand(num_facts, 5, generator=generator) < 0.4
-        has[asked, HOUSE_RULES.index(rule)] = answer
-        rules = [[r for r, h in zip(HOUSE_RULES, row, strict=True) if h] for row in has]
+        inside, outside = order[asked].split(
+            [NUM_FORBIDDEN, len(RULES) - NUM_FORBIDDEN]
+        )
+        among = inside if answer else outside
+        rule = RULES[among[torch.randint(len(among), (), generator=generator)]]
+        rules = [[RULES[i] for i in each] for each in forbidden]
         return f"{_block(rules)}\nDoes hotel {asked + 1} forbid {rule}? Answer:"
 
     answers = (" yes", " no")
@@ -64,6 +74,47 @@ def house_rule_quiz(
         for i in range(num_questions)
     )
     return Quiz(num_facts, prefix, questions)
+
+
+def disjoint_quizzes(
+    num_train: int,
+    num_test: int,
+    num_facts: int,
+    *,
+    shots: int = 4,
+    generator: torch.Generator | None = None,
+) -> tuple[Quiz, Quiz]:
+    """Two balanced quizzes with the same examples and no check in common.
+
+    Every check occurs once, and none is among the examples. With one hotel in view
+    there are only 168 different checks to affirm, so that independent draws overlap.
+
+    Raises:
+        ValueError: a count that is not even or below 2, or more checks than there are.
+    """
+    for name, value in (("num_train", num_train), ("num_test", num_test)):
+        if value < 2 or value % 2:
+            raise ValueError(f"{name}={value}: an even number >= 2")
+    need = num_train + num_test
+    pool = house_rule_quiz(_DRAWS * need, num_facts, shots=shots, generator=generator)
+    once = {q.prompt: q for q in pool.questions if q.prompt not in pool.prefix}
+    parts: tuple[list[Question], list[Question]] = ([], [])
+    for answer in (0, 1):
+        checks = [q for q in once.values() if q.answer == answer]
+        if len(checks) < need // 2:
+            raise ValueError(
+                f"num_train={num_train}, num_test={num_test}: with {num_facts} in view "
+                f"there are {2 * len(checks)} different checks"
+            )
+        # Rare checks are drawn last: shuffled, they fall to both parts alike.
+        order = torch.randperm(len(checks), generator=generator).tolist()
+        parts[0].extend(checks[i] for i in order[: num_train // 2])
+        parts[1].extend(checks[i] for i in order[num_train // 2 : need // 2])
+    train, test = (Quiz(num_facts, pool.prefix, tuple(part)) for part in parts)
+    shared = {q.prompt for q in train.questions} & {q.prompt for q in test.questions}
+    if shared:
+        raise AssertionError(f"{len(shared)} checks are in both quizzes")
+    return train, test
 
 
 def auc(score: torch.Tensor, positive: torch.Tensor) -> float:
