@@ -765,9 +765,16 @@ def test_experiments_have_frozen_configurations(name: str) -> None:
 def test_hopper_runs() -> None:
     from icml25.pcrl.continuous import HopperConfig, run_hopper
 
-    config = HopperConfig(iterations=1, num_preferences=2, horizon=8, resolution=3)
+    config = HopperConfig(
+        iterations=1, num_preferences=2, horizon=8, resolution=3, epochs=1
+    )
     result = run_hopper(config, device=torch.device("cpu"))
-    assert 0 < result["preco"]["cosine"] <= 1
+    assert result["untrained"]["steps"] == 0
+    for rule in ("ls", "preco"):
+        row = result[rule]
+        assert 0 < row["cosine"] <= 1
+        assert len(row["value"]) == len(row["preference"]) == 2
+        assert 0 < row["steps"] <= 16
 
 
 # ---------------------------------------------------------------------------- bad input
