@@ -75,7 +75,8 @@ def run_hopper(
         Per rule the scores of :func:`~icml25.pcrl.score` and, per preference of the
         grid, its mean discounted returns over episodes with the mean action; the mean
         length of those episodes and the steps that training took. The same for the
-        ``untrained`` network, which all rules start from.
+        ``untrained`` network, which all rules start from. ``cosine_<rule>``,
+        ``hypervolume_<rule>`` and ``episode_steps_<rule>`` once more by themselves.
 
     Raises:
         ValueError: unknown rule, or an observation or action that is not a vector.
@@ -91,6 +92,8 @@ def run_hopper(
         policy, steps = _train(config, rule, lam, device, seed, generator)
         result[rule] = _evaluate(config, policy, device, seed, generator)
         result[rule]["steps"] = steps
+        for name in ("cosine", "hypervolume", "episode_steps"):
+            result[f"{name}_{rule}"] = result[rule][name]
     return result
 
 
