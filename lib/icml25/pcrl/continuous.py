@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from icml25.core import make_generator, progress
 from icml25.pcrl.metrics import score, simplex_grid
-from icml25.pcrl.moo import RULES, _rule_weights
-from icml25.pcrl.train import MetaPolicy, sample_preferences
+from icml25.pcrl.policy import MetaPolicy, sample_preferences
+from icml25.pcrl.rules import RULES, _rule_weights
 
 __all__ = ["HOPPER_LAPTOP", "HOPPER_PAPER", "HopperConfig", "run_hopper"]
 
