@@ -39,7 +39,7 @@ class HopperConfig:
 
     name: str = "mo-hopper-2obj-v5"
     rules: tuple[tuple[str, float], ...] = (("ls", 0.0), ("preco", 5.0))
-    iterations: int = 150
+    iterations: int = 20
     num_preferences: int = 16
     horizon: int = 200
     epochs: int = 10
