@@ -41,7 +41,7 @@ def train_tables(
         lr: step :math:`\eta`.
 
     Returns:
-        The policies ``(K, S, A)`` and their exact :class:`~icml25.pcrl.envs.Solution`.
+        The policies ``(K, S, A)`` and their exact ``Solution``.
 
     Raises:
         ValueError: unknown rule, negative ``lam``, wrong size, a preference that is not
