@@ -198,7 +198,7 @@ def _assemble(
 
     names = list(values)
     at = {name: values[name].index(begin[name]) for name in names}
-    wide, plain = widgets.Layout(width="100%"), widgets.Layout()
+    wide = widgets.Layout(width="100%")
     moved: list[list[Any]] = [[] for _ in names]  # what each control turns
 
     def branch(chosen: tuple) -> Any:
@@ -210,7 +210,7 @@ def _assemble(
         stack = widgets.Stack(
             children=[branch((*chosen, value)) for value in values[name]],
             selected_index=at[name],
-            layout=plain,
+            layout=wide,
         )
         moved[depth].append(stack)
         return stack
