@@ -10,6 +10,8 @@ from icml25.core.explore import MAX_BYTES
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setenv("ICML25_QUIET", "1")
+    yield
+    plt.close("all")
 
 
 def text(**arguments):
@@ -60,6 +62,23 @@ def test_every_link_joins_index_to_selected_index():
         assert (link.source[1], link.target[1]) == ("index", "selected_index")
 
 
+def test_html_may_have_six_controls_and_each_reaches_every_frame():
+    names = ("a", "b", "c", "d", "e", "f")
+    figure = explore(text, **dict.fromkeys(names, [1, 3]), start={"c": 3})
+    assert visible(figure) == text(**dict.fromkeys(names, 1) | {"c": 3})
+    for control in figure.children[:-1]:
+        control.index = 1 - control.index
+        for link in figure.links:  # as the browser follows them
+            if link.source[0] is control:
+                link.target[0].selected_index = control.index
+    assert visible(figure) == text(**dict.fromkeys(names, 3) | {"c": 1})
+
+
+def test_pictures_may_not_have_three_controls():
+    with pytest.raises(ValueError, match="at most 2 for figures"):
+        explore(drawing, n=[1, 2], b=[1, 2], c=[1, 2])
+
+
 def test_controls_carry_label_and_unit():
     figure = explore(text, n=[1, 2], labels={"n": "noise level"}, units={"n": "dB"})
     slider = figure.children[0]
@@ -92,16 +111,21 @@ def test_same_figure_same_frame():
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({}, "give one or two"),
-        ({"a": [1, 2], "b": [1, 2], "c": [1, 2]}, "give one or two"),
+        ({}, "give at least one"),
+        (dict.fromkeys("abcdefg", [1, 2]), "at most 6 for HTML"),
         ({"a": [1]}, "axis a=.* at least two"),
-        ({"a": list(range(41))}, "41 frames; at most 40"),
-        ({"a": list(range(7)), "b": list(range(7))}, "49 frames; at most 40"),
+        ({"a": list(range(65))}, "65 frames; at most 64 of HTML"),
+        ({"a": list(range(9)), "b": list(range(9))}, "81 frames; at most 64 of HTML"),
     ],
 )
 def test_bad_axes_are_refused(axes, message):
     with pytest.raises(ValueError, match=message):
         explore(text, **axes)
+
+
+def test_pictures_have_fewer_frames():
+    with pytest.raises(ValueError, match="49 frames; at most 40 of figures"):
+        explore(lambda a, b: drawing(a), a=list(range(7)), b=list(range(7)))
 
 
 def test_start_must_be_a_value():

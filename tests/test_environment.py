@@ -45,7 +45,7 @@ def test_the_book_is_pinned_to_the_versions_that_draw_it_right():
 def test_all_is_the_union_of_the_chapters():
     (text,) = EXTRAS["all"]
     named = set(re.search(r"\[(.*)\]", text)[1].split(","))
-    assert named == EXTRAS.keys() - {"all", "book", "test", "lab", "bench"}
+    assert named == EXTRAS.keys() - {"all", "book", "test", "lab", "bench", "mujoco"}
 
 
 def test_conda_brings_python_and_pip_and_pip_the_rest():

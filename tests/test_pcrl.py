@@ -14,41 +14,42 @@ import torch
 from icml25.core import make_generator
 from icml25.pcrl import (
     EXPERIMENTS,
-    RULES,
     MetaConfig,
-    MetaPolicy,
     TabularEnv,
-    hypervolume,
     min_norm_weights,
     policy_table,
     ray_oracle,
     rule_weights,
     score,
-    similarity_semigrad,
-    simplex_grid,
     train_meta,
-    train_ppo,
     train_tables,
 )
 from icml25.pcrl.experiments import (
     TablesConfig,
     TreasureConfig,
-    fruit_tree,
-    leaf_values,
     run_tables,
     run_treasure,
-    treasure,
 )
-from icml25.pcrl.metrics import hull_hypervolume, nondominated, sparsity
-from icml25.pcrl.moo import (
-    project_simplex,
+from icml25.pcrl.metrics import (
+    hull_hypervolume,
+    hypervolume,
+    nondominated,
+    simplex_grid,
+    sparsity,
+)
+from icml25.pcrl.min_norm import project_simplex
+from icml25.pcrl.policy import MetaPolicy, sample_preferences
+from icml25.pcrl.rules import (
+    RULES,
     pull_blend,
     pull_residual,
     similarity,
     similarity_full_gradient,
+    similarity_semigrad,
 )
+from icml25.pcrl.tasks import fruit_tree, leaf_values, treasure
 from icml25.pcrl.toy import run_toy, toy_normal, toy_preferences, toy_value
-from icml25.pcrl.train import rollout, sample_preferences
+from icml25.pcrl.train import rollout, train_ppo
 
 GOLDEN = Path(__file__).parent / "golden" / "pcrl"
 F64 = torch.float64
@@ -124,7 +125,7 @@ def test_enumeration_and_projected_gradient_agree_beyond_eight_objectives() -> N
 
 
 def test_projected_gradient_reaches_the_exact_objective() -> None:
-    from icml25.pcrl.moo import _all_supports, _projected_gradient
+    from icml25.pcrl.min_norm import _all_supports, _projected_gradient
 
     gradients = problems(32, 6, 8)
     gram = gradients.mT @ gradients
@@ -765,9 +766,16 @@ def test_experiments_have_frozen_configurations(name: str) -> None:
 def test_hopper_runs() -> None:
     from icml25.pcrl.continuous import HopperConfig, run_hopper
 
-    config = HopperConfig(iterations=1, num_preferences=2, horizon=8, resolution=3)
+    config = HopperConfig(
+        iterations=1, num_preferences=2, horizon=8, resolution=3, epochs=1
+    )
     result = run_hopper(config, device=torch.device("cpu"))
-    assert 0 < result["preco"]["cosine"] <= 1
+    assert result["untrained"]["steps"] == 0
+    for rule in ("ls", "preco"):
+        row = result[rule]
+        assert 0 < row["cosine"] <= 1
+        assert len(row["value"]) == len(row["preference"]) == 2
+        assert 0 < row["steps"] <= 16
 
 
 # ---------------------------------------------------------------------------- bad input

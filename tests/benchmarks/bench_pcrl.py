@@ -9,10 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from icml25.core import make_generator
-from icml25.pcrl import MetaConfig, min_norm_weights, train_ppo
-from icml25.pcrl.envs import _make
-from icml25.pcrl.experiments import fruit_tree
-from icml25.pcrl.train import rollout
+from icml25.pcrl import MetaConfig, gym_tables, min_norm_weights
+from icml25.pcrl.tasks import fruit_tree
+from icml25.pcrl.train import rollout, train_ppo
 
 
 def _seconds(run: Callable[[], object], repeats: int = 3) -> float:
@@ -41,7 +40,7 @@ def _steps() -> dict:
     policy = torch.full((64, env.num_states, 2), 0.5)
     episodes = 64 * 64
     ours = _seconds(lambda: rollout(env, policy, 64, generator=g))
-    gym, random = _make("fruit-tree-v0"), np.random.default_rng(0)
+    gym, random = gym_tables.make("fruit-tree-v0"), np.random.default_rng(0)
 
     def loop() -> None:
         for _ in range(episodes):
@@ -77,7 +76,7 @@ def _training(name: str, other_steps: int, run: Callable[[], None], note: str) -
 def _loop_training() -> dict:
     """The same learner, one environment and one preference at a time."""
     steps = 600
-    env, gym = fruit_tree(), _make("fruit-tree-v0")
+    env, gym = fruit_tree(), gym_tables.make("fruit-tree-v0")
     index = {tuple(obs): i for i, obs in enumerate(env.obs.tolist())}
     config = MetaConfig(num_preferences=1, num_episodes=1)
     from icml25.pcrl.train import _start
@@ -121,7 +120,7 @@ def _morl_baselines() -> dict:
 
     steps = 1000
     agent = Envelope(
-        _make("fruit-tree-v0"),
+        gym_tables.make("fruit-tree-v0"),
         net_arch=[128, 128],
         batch_size=64,
         learning_starts=100,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import ipywidgets
 
 MAX_FRAMES = 40
+MAX_TEXTS = 64  # frames of HTML are light: six controls with two values each
 MAX_BYTES = 1_000_000
 
 
@@ -44,7 +46,8 @@ def explore(
         start: the value each control starts at (default: the first).
         alt: alternative text of the frames; a text, or a function called like ``fn``.
         image: ``"svg"`` for lines, ``"png"`` for scatter plots and images.
-        **axes: one or two axes, each a sequence of at least two values.
+        **axes: one or two axes, each a sequence of at least two values; up to six where
+            ``fn`` returns HTML.
 
     Returns:
         A widget; as a cell's last expression it is drawn. Its still picture is stored
@@ -52,9 +55,10 @@ def explore(
 
     Raises:
         TypeError: ``fn`` returned neither a figure nor text.
-        ValueError: no axis or more than two, an axis with fewer than two values, a
-            start that is no value of its axis, an unknown name in ``labels``/``units``/
-            ``start``, more than 40 frames, or frames of more than 1 MB together.
+        ValueError: no axis or more than two (HTML: six), an axis with fewer than two
+            values, a start that is no value of its axis, an unknown name in ``labels``/
+            ``units``/``start``, more than 40 frames (HTML: 64), or frames of more than
+            1 MB together.
 
     Example:
         >>> def double(n):
@@ -75,6 +79,8 @@ def explore(
             for name, value in arguments.items()
         )
         drawn = fn(**arguments)
+        if not isinstance(drawn, str):
+            _limit(axes, len(combinations), controls=2, frames=MAX_FRAMES)
         if arguments == begin:
             still = _still(drawn)
         frames[combination] = _render(drawn, alt=text, image=image)
@@ -95,8 +101,8 @@ def _validate(
     start: Mapping[str, Any],
     image: str,
 ) -> dict[str, list[Any]]:
-    if not 1 <= len(axes) <= 2:
-        raise ValueError(f"axes={list(axes)}: give one or two, as name=[values]")
+    if not axes:
+        raise ValueError("axes=[]: give at least one, as name=[values]")
     values = {name: list(choices) for name, choices in axes.items()}
     for name, choices in values.items():
         if len(choices) < 2:
@@ -109,14 +115,21 @@ def _validate(
     for name, value in start.items():
         if value not in values[name]:
             raise ValueError(f"start {name}={value!r} is not one of {values[name]}")
-    count = 1
-    for choices in values.values():
-        count *= len(choices)
-    if count > MAX_FRAMES:
-        raise ValueError(f"{count} frames; at most {MAX_FRAMES}: use fewer values")
+    count = math.prod(map(len, values.values()))
+    _limit(values, count, controls=6, frames=MAX_TEXTS)
     if image not in ("svg", "png"):
         raise ValueError(f"image={image!r}: allowed are 'svg' and 'png'")
     return values
+
+
+def _limit(axes: Mapping[str, Any], count: int, *, controls: int, frames: int) -> None:
+    kind = "figures" if frames == MAX_FRAMES else "HTML"
+    if len(axes) > controls:
+        raise ValueError(f"axes={list(axes)}: at most {controls} for {kind}")
+    if count > frames:
+        raise ValueError(
+            f"{count} frames; at most {frames} of {kind}: use fewer values"
+        )
 
 
 def _still(drawn: Any) -> bytes | None:
@@ -185,33 +198,32 @@ def _assemble(
 
     names = list(values)
     at = {name: values[name].index(begin[name]) for name in names}
-
-    def stack(children: list[Any], name: str) -> Any:
-        return widgets.Stack(children=children, selected_index=at[name])
-
     wide = widgets.Layout(width="100%")
+    moved: list[list[Any]] = [[] for _ in names]  # what each control turns
 
-    def leaf(combination: tuple) -> Any:
-        return widgets.HTML(frames[combination], layout=wide)
+    def branch(chosen: tuple) -> Any:
+        """The frame of a full choice, else a stack over the next control's values."""
+        depth = len(chosen)
+        if depth == len(names):
+            return widgets.HTML(frames[chosen], layout=wide)
+        name = names[depth]
+        stack = widgets.Stack(
+            children=[branch((*chosen, value)) for value in values[name]],
+            selected_index=at[name],
+            layout=wide,
+        )
+        moved[depth].append(stack)
+        return stack
 
     controls = [
         _control(values[name], at[name], labels.get(name, name), units.get(name, ""))
         for name in names
     ]
-    if len(names) == 1:
-        picture = stack([leaf((value,)) for value in values[names[0]]], names[0])
-        rows = []
-    else:
-        # One stack per value of the first axis; the second control moves them all.
-        rows = [
-            stack([leaf((first, second)) for second in values[names[1]]], names[1])
-            for first in values[names[0]]
-        ]
-        picture = stack(rows, names[0])
+    picture = branch(())
     figure = _figure_class()(children=[*controls, picture])
     figure.links = [
         widgets.jslink((control, "index"), (target, "selected_index"))
-        for control, targets in zip(controls, ([picture], rows), strict=False)
+        for control, targets in zip(controls, moved, strict=True)
         for target in targets
     ]
     figure.add_class("icml25-explore")

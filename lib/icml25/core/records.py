@@ -33,6 +33,7 @@ _PACKAGES = (
     ("diffusers", "diffusers"),
     ("torch_geometric", "torch-geometric"),
     ("mo_gymnasium", "mo-gymnasium"),
+    ("mujoco", "mujoco"),
     ("geoopt", "geoopt"),
 )
 _KEYS = {

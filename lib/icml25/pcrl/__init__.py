@@ -4,35 +4,24 @@ Source: "Preference Controllable Reinforcement Learning with Advanced Multi-Obje
 Optimization" (ICML 2025).
 """
 
-from icml25.pcrl.envs import Solution, TabularEnv, ray_oracle
+from icml25.pcrl.envs import TabularEnv
 from icml25.pcrl.experiments import EXPERIMENTS
-from icml25.pcrl.metrics import hypervolume, score, simplex_grid
-from icml25.pcrl.moo import RULES, min_norm_weights, rule_weights, similarity_semigrad
-from icml25.pcrl.train import (
-    MetaConfig,
-    MetaPolicy,
-    policy_table,
-    train_meta,
-    train_ppo,
-    train_tables,
-)
+from icml25.pcrl.metrics import score
+from icml25.pcrl.min_norm import min_norm_weights
+from icml25.pcrl.oracle import ray_oracle
+from icml25.pcrl.policy import MetaConfig, policy_table
+from icml25.pcrl.rules import rule_weights
+from icml25.pcrl.train import train_meta, train_tables
 
 __all__ = [
     "EXPERIMENTS",
-    "RULES",
     "MetaConfig",
-    "MetaPolicy",
-    "Solution",
     "TabularEnv",
-    "hypervolume",
     "min_norm_weights",
     "policy_table",
     "ray_oracle",
     "rule_weights",
     "score",
-    "similarity_semigrad",
-    "simplex_grid",
     "train_meta",
-    "train_ppo",
     "train_tables",
 ]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from icml25.core import make_generator, progress
 from icml25.pcrl.metrics import score, simplex_grid
-from icml25.pcrl.moo import RULES, _rule_weights
-from icml25.pcrl.train import MetaPolicy, sample_preferences
+from icml25.pcrl.policy import MetaPolicy, sample_preferences
+from icml25.pcrl.rules import RULES, _rule_weights
 
 __all__ = ["HOPPER_LAPTOP", "HOPPER_PAPER", "HopperConfig", "run_hopper"]
 
@@ -27,31 +27,39 @@ class HopperConfig:
         rules: (rule, lambda) pairs.
         iterations: rollouts.
         num_preferences: preferences per rollout, one environment each.
-        horizon: steps per rollout; an episode that ends earlier is masked after it.
+        horizon: most steps of an episode; one that ends earlier is masked after it.
         epochs: passes over a rollout.
         clip: PPO's ratio window.
         lr: Adam's step.
         hidden: width of the two hidden layers.
         gamma: discount.
         resolution: the grid of preferences the policy is scored on.
+        num_episodes: scored episodes per preference of the grid.
     """
 
     name: str = "mo-hopper-2obj-v5"
     rules: tuple[tuple[str, float], ...] = (("ls", 0.0), ("preco", 5.0))
-    iterations: int = 10
-    num_preferences: int = 8
-    horizon: int = 100
-    epochs: int = 5
+    iterations: int = 20
+    num_preferences: int = 16
+    horizon: int = 200
+    epochs: int = 10
     clip: float = 0.2
     lr: float = 1e-3
     hidden: int = 64
     gamma: float = 0.99
     resolution: int = 6
+    num_episodes: int = 4
 
 
 HOPPER_LAPTOP = HopperConfig()
 HOPPER_PAPER = HopperConfig(
-    iterations=1000, num_preferences=64, horizon=500, hidden=256, lr=3e-4, resolution=10
+    iterations=1000,
+    num_preferences=64,
+    horizon=500,
+    hidden=256,
+    lr=3e-4,
+    resolution=10,
+    num_episodes=10,
 )
 
 
@@ -64,33 +72,51 @@ def run_hopper(
     the networks run on ``device``.
 
     Returns:
-        Per rule: mean cosine, hypervolume above 0 and number of distinct values of the
-        discounted returns, from one episode per preference with the mean action.
+        Per rule the scores of :func:`~icml25.pcrl.score` and, per preference of the
+        grid, its mean discounted returns over episodes with the mean action; the mean
+        length of those episodes and the steps that training took. The same for the
+        ``untrained`` network, which all rules start from. ``cosine_<rule>``,
+        ``hypervolume_<rule>`` and ``episode_steps_<rule>`` once more by themselves.
 
     Raises:
         ValueError: unknown rule, or an observation or action that is not a vector.
         ModuleNotFoundError: MuJoCo is not installed.
     """
-    result: dict[str, Any] = {}
-    for rule, lam in config.rules:
+    for rule, _ in config.rules:
         if rule not in RULES:
             raise ValueError(f"rule={rule!r}: allowed are {', '.join(RULES)}")
+    result: dict[str, Any] = {}
+    rules = (("untrained", 0.0), *config.rules)
+    for rule, lam in rules:
         generator = make_generator(seed, device)
-        policy, log_std = _train(config, rule, lam, device, seed, generator)
-        env = _environments(config, config.resolution - 1)
-        m = env.reward_space.shape[-1]
-        grid = simplex_grid(m, config.resolution).float().to(device)
-        if len(grid) != env.num_envs:
-            env.close()
-            env = _environments(config, len(grid))
-        with torch.no_grad():
-            batch = _rollout(env, policy, None, grid, config, seed, generator)
-        env.close()
-        value = batch["returns"][0].double().clamp_min(0.0)
-        result[rule] = score(value, grid.double())
-        result[rule]["episode_steps"] = float(batch["alive"].sum(0).mean())
-        result[rule]["action_std"] = float(log_std.exp().mean())
+        policy, steps = _train(config, rule, lam, device, seed, generator)
+        result[rule] = _evaluate(config, policy, device, seed, generator)
+        result[rule]["steps"] = steps
+        for name in ("cosine", "hypervolume", "episode_steps"):
+            result[f"{name}_{rule}"] = result[rule][name]
     return result
+
+
+def _evaluate(
+    config: HopperConfig,
+    policy: MetaPolicy,
+    device: torch.device,
+    seed: int,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    grid = simplex_grid(policy.num_objectives, config.resolution).float().to(device)
+    asked = grid.repeat_interleave(config.num_episodes, 0)
+    env = _environments(config, len(asked))
+    with torch.no_grad():
+        # Seeds of its own: no training episode starts from them.
+        batch = _rollout(env, policy, None, asked, config, seed + 10**6, generator)
+    env.close()
+    value = batch["returns"][0].double().clamp_min(0.0)
+    value = value.unflatten(0, (len(grid), -1)).mean(1)  # (K*N, m) -> (K, m)
+    row: dict[str, Any] = score(value, grid.double())
+    row["preference"], row["value"] = grid.tolist(), value.tolist()
+    row["episode_steps"] = float(batch["alive"].sum(0).mean())
+    return row
 
 
 def _environments(config: HopperConfig, num: int) -> Any:
@@ -107,7 +133,7 @@ def _train(
     device: torch.device,
     seed: int,
     generator: torch.Generator,
-) -> tuple[MetaPolicy, Tensor]:
+) -> tuple[MetaPolicy, int]:
     env = _environments(config, config.num_preferences)
     m = env.reward_space.shape[-1]
     size = env.single_observation_space.shape[0]
@@ -121,15 +147,17 @@ def _train(
     log_std = torch.full((actions,), -0.5, device=device, requires_grad=True)
     parameters = [*policy.parameters(), *critic.parameters(), log_std]
     optimizer = torch.optim.Adam(parameters, lr=config.lr)
-    for step in progress(range(config.iterations), desc=f"{rule} {config.name}"):
+    iterations = 0 if rule == "untrained" else config.iterations
+    steps = 0
+    for step in progress(range(iterations), desc=f"{rule} {config.name}"):
         preference = sample_preferences(
             config.num_preferences, m, generator=generator
         ).to(device)
         with torch.no_grad():
-            batch = _rollout(
-                env, policy, log_std, preference, config, seed + step, generator
-            )
+            first = seed if step == 0 else None  # then the simulators go on drawing
+            batch = _rollout(env, policy, log_std, preference, config, first, generator)
             alive, returns = batch["alive"], batch["returns"]  # (T, K), (T, K, m)
+            steps += int(alive.sum())
             advantage = returns - critic(batch["obs"], preference)
             advantage = advantage * alive[..., None]
             count = alive.sum(0).clamp_min(1.0)
@@ -161,7 +189,7 @@ def _train(
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
     env.close()
-    return policy, log_std.detach()
+    return policy, steps
 
 
 def _log_prob(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -174,7 +202,7 @@ def _rollout(
     log_std: Tensor | None,
     preference: Tensor,
     config: HopperConfig,
-    seed: int,
+    seed: int | None,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """One episode per environment, masked after its end; mean actions without a std."""
@@ -201,7 +229,9 @@ def _rollout(
         rewards.append(reward * alive[:, None])
         ended = torch.as_tensor(terminated | truncated, device=device)
         alive = alive * (~ended).float()
-    for step in range(config.horizon - 2, -1, -1):
+        if not alive.any():
+            break
+    for step in range(len(rewards) - 2, -1, -1):
         rewards[step] = rewards[step] + config.gamma * rewards[step + 1]
     batch = {name: torch.stack(parts) for name, parts in kept.items()}
     batch["returns"] = torch.stack(rewards)

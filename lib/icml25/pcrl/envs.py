@@ -1,15 +1,16 @@
-"""Tabular vector-reward environments as tensors, read from mo-gymnasium."""
+"""Tabular vector-reward environments as tensors."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Solution", "TabularEnv", "ray_oracle"]
+from icml25.pcrl import gym_tables
+
+__all__ = ["Solution", "TabularEnv"]
 
 
 @dataclass(frozen=True)
@@ -108,19 +109,8 @@ class TabularEnv:
         depth = options.get("depth", 6)
         if depth not in (5, 6, 7):
             raise ValueError(f"depth={depth!r}: the fruit tree has depth 5, 6 or 7")
-        try:
-            env = _make(name, **options)
-        except Exception as error:
-            raise ValueError(f"name={name!r} cannot be made: {error}") from error
-        kind = type(env).__name__
-        if kind not in _OUTCOMES:
-            raise ValueError(
-                f"name={name!r} is not tabular here (observations: "
-                f"{env.observation_space}); tabular: fruit-tree-v0, "
-                "deep-sea-treasure-v0, deep-sea-treasure-concave-v0, "
-                "deep-sea-treasure-mirrored-v0, resource-gathering-v0"
-            )
-        return _read(env, kind=kind, name=name, gamma=gamma)
+        env = gym_tables.make(name, **options)
+        return cls.from_tables(**gym_tables.read(env), gamma=gamma, name=name)
 
     @classmethod
     def from_tables(
@@ -331,100 +321,6 @@ class TabularEnv:
         return v, visits
 
 
-# Per tabular class: the numbers its coin shows for each random outcome, with their
-# probabilities. Resource gathering's enemies strike when the coin is below 0.1.
-_OUTCOMES = {
-    "FruitTreeEnv": ((0.5, 1.0),),
-    "DeepSeaTreasure": ((0.5, 1.0),),
-    "ResourceGathering": ((0.0, 0.1), (0.5, 0.9)),
-}
-
-
-class _Coin:
-    """Stands in for an environment's random generator: always the same number."""
-
-    def __init__(self, number: float) -> None:
-        self.number = number
-
-    def random(self) -> float:
-        return self.number
-
-
-def _make(name: str, **options: Any) -> Any:
-    import mo_gymnasium
-
-    # Some constructors warn about the precision of their own spaces.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return mo_gymnasium.make(name, **options).unwrapped
-
-
-def _read(env: Any, *, kind: str, name: str, gamma: float) -> TabularEnv:
-    first, _ = env.reset(seed=0)
-    index = {tuple(map(int, first)): 0}
-    waiting = [env]
-    rows = []  # one per state: [action][outcome] -> (successor, reward, done)
-    for here in waiting:  # grows while it is walked
-        actions = []
-        for action in range(int(here.action_space.n)):
-            outcomes = []
-            for number, _ in _OUTCOMES[kind]:
-                there = _clone(here)
-                there._np_random = _Coin(number)
-                obs, reward, terminated, _, _ = there.step(action)
-                key = tuple(map(int, obs))
-                if not terminated and key not in index:
-                    index[key] = len(index)
-                    waiting.append(there)
-                # After the end nothing is stepped: the successor is never used.
-                outcomes.append((index.get(key, 0), reward, terminated))
-            actions.append(outcomes)
-        rows.append(actions)
-
-    def column(pick: int) -> list:
-        return [[[o[pick] for o in a] for a in row] for row in rows]
-
-    next_state = torch.tensor(column(0))
-    reward = torch.tensor([[[o[1].tolist() for o in a] for a in row] for row in rows])
-    done = torch.tensor(column(2))
-    obs = torch.tensor(list(index))
-    prob = torch.tensor([chance for _, chance in _OUTCOMES[kind]])
-    return TabularEnv.from_tables(
-        next_state,
-        reward,
-        done,
-        prob=prob.expand(next_state.shape).contiguous(),
-        gamma=gamma,
-        obs=obs,
-        features=_path_code(obs) if kind == "FruitTreeEnv" else _coordinates(obs),
-        name=name,
-    )
-
-
-def _clone(env: Any) -> Any:
-    """A copy with its position (``copy.deepcopy`` would start these anew)."""
-    twin = object.__new__(type(env))
-    twin.__dict__ = {
-        key: value.copy() if hasattr(value, "__array__") else value
-        for key, value in vars(env).items()
-    }
-    return twin
-
-
-def _path_code(obs: Tensor) -> Tensor:
-    """``(S, depth)``: the turns taken from the root as -1 and +1, then zeros."""
-    row, place = obs[:, :1], obs[:, 1:]
-    turn = torch.arange(int(row.max()))
-    bit = (place >> (row - 1 - turn).clamp_min(0)) & 1
-    return torch.where(turn < row, 2.0 * bit - 1.0, 0.0)
-
-
-def _coordinates(obs: Tensor) -> Tensor:
-    """``(S, F)``: one-hot code of every coordinate, side by side."""
-    parts = [torch.nn.functional.one_hot(column) for column in obs.T]
-    return torch.cat(parts, -1).to(torch.get_default_dtype())
-
-
 def _levels(next_state: Tensor, done: Tensor, start: int) -> tuple[Tensor, ...]:
     """States by time from the start; empty if a state can be met at two times."""
     level, seen, levels = torch.tensor([start]), set(), []
@@ -435,73 +331,3 @@ def _levels(next_state: Tensor, done: Tensor, start: int) -> tuple[Tensor, ...]:
         levels.append(level)
         level = next_state[level][~done[level]].unique()
     return tuple(levels) if len(seen) == next_state.shape[0] else ()
-
-
-def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
-    r"""How far along each preference's ray any stochastic policy can get.
-
-    .. math:: t^*(p) = \max_{x \ge 0} \{ t : v(x) \ge t\,p \}
-
-    over the occupancy measures :math:`x` of the environment, a linear program. Mixing
-    is allowed, so this is the ceiling for every policy, deterministic or not.
-
-    Args:
-        env: the environment, with its utility.
-        preference: ``(K, m)``, positive.
-
-    Returns:
-        ``(K,)`` in units of value per unit of preference. Where the ray meets the front
-        it does so at :math:`t^* p`; where it misses the front, some policy has
-        :math:`v \ge t^* p` with more than asked in some objectives.
-
-    Raises:
-        ValueError: the preference's size does not match, an entry is not positive, or
-            it holds integers.
-
-    Notes:
-        One solve by HiGHS per preference (milliseconds): an oracle, not a training
-        step.
-    """
-    import numpy as np
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
-    if preference.ndim != 2 or preference.shape[1] != env.num_objectives:
-        raise ValueError(
-            f"preference has shape {tuple(preference.shape)}; "
-            f"need (K, {env.num_objectives})"
-        )
-    if not (preference > 0).all():
-        raise ValueError(f"preference holds {preference.min():g}; entries must be > 0")
-    if not preference.is_floating_point():  # the answer has its dtype
-        raise ValueError(f"preference has dtype {preference.dtype}; give floats")
-    states, actions = env.num_states, env.num_actions
-    prob = env.prob.double().cpu().numpy()
-    keep = env.gamma * prob * ~env.done.cpu().numpy()
-    pairs = np.arange(states * actions)
-    # Flow: mass leaving a state minus discounted mass entering it is the start mass.
-    outcome = np.broadcast_to(pairs[:, None], (len(pairs), keep.shape[-1])).ravel()
-    rows = np.concatenate([pairs // actions, env.next_state.cpu().numpy().ravel()])
-    columns = np.concatenate([pairs, outcome])
-    entries = np.concatenate([np.ones(len(pairs)), -keep.ravel()])
-    shape = (states, len(pairs) + 1)  # the last variable is t
-    flow = coo_array((entries, (rows, columns)), shape=shape).tocsr()
-    source = np.eye(states)[env.start]
-    mean = (env.prob[..., None] * env.reward).sum(2).double()
-    mean = mean.flatten(0, 1).cpu().numpy()  # (S*A, m)
-    offset = env.offset.double().cpu().numpy()
-    best = []
-    for p in preference.double().cpu().numpy():
-        reach = np.concatenate([-mean.T, p[:, None]], 1)  # t p - v(x) <= offset
-        solved = linprog(
-            -np.eye(1, len(pairs) + 1, len(pairs))[0],
-            A_ub=reach,
-            b_ub=offset,
-            A_eq=flow,
-            b_eq=source,
-            bounds=[(0, None)] * len(pairs) + [(None, None)],
-        )
-        if solved.status != 0:
-            raise RuntimeError(f"the linear program failed: {solved.message}")
-        best.append(-solved.fun)
-    return torch.tensor(best, dtype=preference.dtype, device=preference.device)

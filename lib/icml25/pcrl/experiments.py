@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from icml25.core import Experiment, make_generator
 from icml25.pcrl.continuous import HOPPER_LAPTOP, HOPPER_PAPER, run_hopper
-from icml25.pcrl.envs import TabularEnv, _make, ray_oracle
 from icml25.pcrl.metrics import hull_hypervolume, hypervolume, score, simplex_grid
-from icml25.pcrl.toy import toy_preferences
-from icml25.pcrl.train import (
-    MetaConfig,
-    policy_table,
-    train_meta,
-    train_ppo,
-    train_tables,
+from icml25.pcrl.oracle import ray_oracle
+from icml25.pcrl.policy import MetaConfig, policy_table
+from icml25.pcrl.tasks import (
+    fruit_tree,
+    leaf_values,
+    score_policy,
+    scored,
+    treasure,
+    treasure_front,
 )
+from icml25.pcrl.toy import toy_preferences
+from icml25.pcrl.train import train_meta, train_ppo, train_tables
 
 __all__ = [
     "EXPERIMENTS",
@@ -29,38 +31,12 @@ __all__ = [
     "SchedulesConfig",
     "TablesConfig",
     "TreasureConfig",
-    "fruit_tree",
     "run_network",
     "run_objectives",
     "run_schedules",
     "run_tables",
     "run_treasure",
-    "score_policy",
-    "treasure",
 ]
-
-
-def fruit_tree(depth: int = 6, num_objectives: int = 6) -> TabularEnv:
-    """Fruit-tree: a walk to one of ``2**depth`` leaves, each with six nutrients."""
-    env = TabularEnv.from_gymnasium("fruit-tree-v0", depth=depth)
-    return env.with_objectives(num_objectives)
-
-
-def treasure(name: str = "deep-sea-treasure-concave-v0") -> TabularEnv:
-    """Deep-sea-treasure as two positive utilities of about equal range.
-
-    ``10 treasure / 124`` and ``10 (25 - time) / 25``: a ratio of value and preference
-    needs positive values, and the time penalty is negative.
-    """
-    env = TabularEnv.from_gymnasium(name)
-    most = env.reward[..., 0].max().item()
-    return env.with_utility(torch.tensor([10 / most, 0.4]), torch.tensor([0.0, 10.0]))
-
-
-def leaf_values(env: TabularEnv) -> Tensor:
-    """``(leaves, m)`` discounted value of every deterministic walk down a tree."""
-    depth = len(env.levels)
-    return env.reward[env.done].double() * env.gamma ** (depth - 1)
 
 
 @dataclass(frozen=True)
@@ -131,17 +107,8 @@ def run_tables(
             iterations=config.iterations,
             lr=config.lr,
         )
-        result[rule] = _scored(solution.value, preference, ceiling, leaves)
+        result[rule] = scored(solution.value, preference, ceiling, leaves)
     return result
-
-
-def _scored(
-    value: Tensor, preference: Tensor, ceiling: Tensor, whole: float
-) -> dict[str, Any]:
-    row: dict[str, Any] = score(value, preference, ceiling)
-    row["hypervolume"] /= whole
-    row["eta_each"] = ((value / preference).amin(-1) / ceiling).tolist()
-    return row
 
 
 @dataclass(frozen=True)
@@ -178,7 +145,7 @@ def run_treasure(
     env = treasure().to(device)
     preference = toy_preferences(config.num_preferences).to(device)
     ceiling = ray_oracle(env, preference)
-    front = torch.tensor(_treasure_front(env), dtype=torch.float64)
+    front = torch.tensor(treasure_front(env), dtype=torch.float64)
     hull = hull_hypervolume(front)
     result: dict[str, Any] = {"front": front.tolist(), "hull": hull}
     for rule, lam in config.rules:
@@ -190,7 +157,7 @@ def run_treasure(
             iterations=config.iterations,
             lr=config.lr,
         )
-        row = _scored(solution.value, preference, ceiling, hull)
+        row = scored(solution.value, preference, ceiling, hull)
         best = policy.argmax(-1)
         greedy = env.solve(torch.nn.functional.one_hot(best, 4).to(policy))
         row["greedy_distinct"] = score(greedy.value, preference)["distinct"]
@@ -200,13 +167,6 @@ def run_treasure(
         row["visits"] = solution.occupancy.tolist()
         result[rule] = row
     return result
-
-
-def _treasure_front(env: TabularEnv) -> list[list[float]]:
-    """The deterministic front in utilities, from mo-gymnasium's own table."""
-    raw = _make(env.name).pareto_front(env.gamma)
-    most = max(float(point[0]) / env.gamma**18 for point in raw)
-    return [[10 / most * float(p[0]), 10 + 0.4 * float(p[1])] for p in raw]
 
 
 _NETWORK = MetaConfig(iterations=500, hidden=64, lr=4e-3, entropy=(3.0, 0.1))
@@ -257,15 +217,6 @@ def run_network(
         policy, _ = train(env, run, generator=make_generator(seed, device))
         result[run.rule] = score_policy(env, policy, config.resolution)
     return result
-
-
-def score_policy(env: TabularEnv, policy: Any, resolution: int) -> dict[str, Any]:
-    """Score a meta-policy on the interior grid of preferences, with exact values."""
-    grid = simplex_grid(env.num_objectives, resolution).to(env.features.device)
-    with torch.no_grad():
-        value = env.solve(policy_table(env, policy, grid.to(env.features))).value
-    ceiling = ray_oracle(env, grid)
-    return _scored(value.double(), grid, ceiling, hypervolume(leaf_values(env)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from icml25.pcrl.moo import RULES, _check_positive, _rule_weights
+from icml25.pcrl.rules import RULES, _check_positive, _rule_weights
 
 __all__ = [
     "ToyRun",
