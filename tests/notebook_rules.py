@@ -36,6 +36,14 @@ MAX_STATE_BYTES = 1_500_000
 MAX_SETUP_LINES = 15
 MIN_CHECKS = 5
 MIN_PICTURE_BYTES = 2_000
+# They return what Jupyter draws if it is a cell's last expression.
+DRAWN_IF_LAST = {
+    "explore",
+    "show_source",
+    "show_table",
+    "claims.table",
+    "records.table",
+}
 
 _FORBIDDEN = {
     r"\bclear_output\b": "clear_output",
@@ -146,9 +154,14 @@ def _source(cell: dict[str, Any]) -> Iterator[str]:
         if re.search(pattern, source, re.MULTILINE):
             yield f"{name} in the source"
     try:
-        ast.parse(source)
+        tree = ast.parse(source)
     except SyntaxError as error:
         yield f"not plain Python: {error}"
+        return
+    for statement in tree.body[:-1]:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in DRAWN_IF_LAST:
+            yield f"not the last expression, so not drawn: {ast.unparse(call)[:50]}"
 
 
 def _outputs(cell: dict[str, Any]) -> Iterator[str]:

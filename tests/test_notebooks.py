@@ -228,6 +228,7 @@ def unnamed_image(notebook):
         (source("interact(f)"), "interact"),
         (source("widgets.Output()"), "an Output or Play widget"),
         (source("x = = 1"), "not plain Python"),
+        (source("show_table(rows)\nassert rows"), "not drawn: show_table(rows)"),
         (source("\n".join(["x = 1"] * 16)), "Setup cell is longer"),
         (source("plt.show()"), "stored no picture"),
         (printed("at 0x7f3a2b4c5d6e"), "a memory address"),
