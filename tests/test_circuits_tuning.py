@@ -86,6 +86,11 @@ def test_layers_are_those_of_the_released_rule():
     assert critical_layers(importance) == sorted(golden["mean_plus_std"])
 
 
+def test_the_bar_is_the_population_standard_deviation():
+    # Mean 1/2, deviation 1/2: the second layer is just on the bar.
+    assert critical_layers(torch.tensor([0.0, 1.0])) == [1]
+
+
 def test_sums_prefer_early_layers_for_random_scores_and_means_do_not():
     graph = CircuitGraph(24, 16)
     generator = make_generator(0)
