@@ -238,6 +238,33 @@ def test_a_union_holds_both_and_is_cut_to_the_strongest():
     assert graph.union(*circuits, scores=tuple(scores), n=10).sum() <= 10
 
 
+def test_an_edge_in_both_circuits_counts_with_its_mean():
+    graph = CircuitGraph(1, 1)
+    u, v = graph.sources.index, graph.slots.index
+    shared, inner, outer = (0, v("logits")), (0, v("m0")), (u("m0"), v("logits"))
+    first, second = (torch.zeros(graph.mask.shape) for _ in range(2))
+    first[shared] = second[shared] = 1.0  # the sum, 2, would beat the next
+    first[outer], first[inner] = 1.5, 5.0
+    union = graph.union(first > 0, second > 0, scores=(first, second), n=2)
+    assert union[inner] and union[outer] and union.sum() == 2
+
+
+def test_a_run_without_one_edge_is_that_edge_patched(model, pairs):
+    adapter = Adapter(model)
+    graph = adapter.graph
+    clean = answers(model, pairs.clean)
+    edges = [("a0.h1", "m1"), ("a1.h2", "m2"), ("m1", "a2.h0<k>")]
+    if not graph.is_parallel:
+        edges.append(("a1.h0", "m1"))  # within a layer
+    for source, slot in edges:
+        one = torch.zeros_like(graph.mask)
+        one[graph.sources.index(source), graph.slots.index(slot)] = True
+        logits = run_circuit(model, pairs, graph.mask & ~one)
+        effect = patch_effects(model, pairs, edges=one).sum()
+        assert effect.abs() > 1e-5
+        assert abs(kl_divergence(logits, clean, pairs).mean() - effect) < 1e-5
+
+
 @pytest.mark.parametrize("n", [-1, 251, 2.5, True])
 def test_impossible_circuit_sizes_are_refused(n):
     with pytest.raises(ValueError, match="0 to 250"):

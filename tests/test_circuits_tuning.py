@@ -13,7 +13,7 @@ from icml25.circuits import (
     circuit_lora_config,
     layer_importance,
 )
-from icml25.circuits.compare import PAPER, compare_allocations
+from icml25.circuits.compare import LAPTOP, PAPER, compare_allocations
 from icml25.circuits.composition import CompositionConfig, run_composition
 from icml25.circuits.data import composition_pairs, mix, small_pairs
 from icml25.circuits.drift import DriftConfig, run_drift
@@ -84,6 +84,11 @@ def test_layers_are_those_of_the_released_rule():
     torch.testing.assert_close(importance, expected, rtol=1e-6, atol=0)
     assert critical_layers(importance, 3) == sorted(golden["top3"])
     assert critical_layers(importance) == sorted(golden["mean_plus_std"])
+
+
+def test_the_bar_is_the_population_standard_deviation():
+    # Mean 1/2, deviation 1/2: the second layer is just on the bar.
+    assert critical_layers(torch.tensor([0.0, 1.0])) == [1]
 
 
 def test_sums_prefer_early_layers_for_random_scores_and_means_do_not():
@@ -407,6 +412,40 @@ def test_the_papers_run_goes_through_on_a_random_model():
         assert all(len(m["accuracy"]) == 2 for m in methods.values())
         assert all(len(layers) == 2 for layers in methods["circuit_lora"]["layers"])
     json.dumps(found, allow_nan=False)
+
+
+def test_twice_as_fast_is_another_training_of_the_same_layers():
+    methods = ("lora", "circuit_lora", "circuit_lora_fast")
+    config = dry(LAPTOP, count=100, num_seeds=1, methods=methods, tasks=("add_sub",))
+    found = compare_allocations(config)["add_sub"]["methods"]
+    slow, fast = found["circuit_lora"], found["circuit_lora_fast"]
+    assert slow["layers"] == fast["layers"]
+    assert slow["trainable"] == fast["trainable"] == found["lora"]["trainable"]
+    # One start; the first step already parts them.
+    assert slow["train_loss"][0][0] == fast["train_loss"][0][0]
+    assert slow["train_loss"][0][1:] != fast["train_loss"][0][1:]
+
+
+def test_ranks_of_a_run_are_what_its_name_says(monkeypatch):
+    from icml25.circuits import compare
+
+    ranks = {}
+
+    def watched(model, config, *, seed):
+        adapted = adapt(model, config, seed=seed)
+        ranks[len(ranks)] = [
+            module.r["default"]
+            for name, module in adapted.named_modules()
+            if name.endswith("attention.dense")
+        ]
+        return adapted
+
+    adapt = compare.adapt
+    monkeypatch.setattr(compare, "adapt", watched)
+    methods = ("lora", "early_layers", "lora_other")
+    config = dry(LAPTOP, count=100, num_seeds=1, methods=methods, tasks=("add_sub",))
+    compare_allocations(config)
+    assert list(ranks.values()) == [[2, 2, 2, 2], [3, 3, 1, 1], [1, 1, 1, 1]]
 
 
 def test_an_unreachable_hub_is_one_clear_error(monkeypatch):

@@ -30,6 +30,19 @@ CASES = {
         },
         lambda result: result["golore@20"]["train_loss"],
     ),
+    "circuits": (
+        "compare",
+        {
+            "model": "random",
+            "tasks": ["add_sub"],
+            "methods": ["lora"],
+            "count": 100,
+            "num_steps": 10,
+            "batch_size": 32,
+            "num_seeds": 1,
+        },
+        lambda result: result["add_sub"]["methods"]["lora"]["train_loss"][0],
+    ),
 }
 
 

@@ -223,7 +223,8 @@ def run_drift(
     Returns:
         Lists over seeds: ``accuracy_before``, ``accuracy_after``, and for each share of
         edges the overlaps ``node`` and ``edge`` of base and final circuit, the same
-        across halves, and of the two halves at the end and at the start.
+        across halves, and of the two halves at the end and at the start; and the mean
+        of the list ``x`` as ``mean_x``.
     """
     config = config or DriftConfig()
     found: dict[str, list] = {}
@@ -244,4 +245,5 @@ def run_drift(
                     row[f"{what}_{name}_{share:g}"] = pair[f"{what}_jaccard"]
         for key, value in row.items():
             found.setdefault(key, []).append(value)
-    return found
+    means = {f"mean_{key}": sum(each) / len(each) for key, each in found.items()}
+    return {**found, **means}

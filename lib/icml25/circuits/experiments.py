@@ -9,7 +9,7 @@ import torch
 
 from icml25.core import Experiment
 
-from .compare import LAPTOP, PAPER, compare_allocations
+from .compare import FAST, LAPTOP, PAPER, compare_allocations
 from .composition import CompositionConfig, run_composition
 from .data import small_pairs
 from .drift import DriftConfig, run_drift, store_checkpoints
@@ -57,6 +57,16 @@ EXPERIMENTS = {
             num_seeds=5,
         ),
         summary="the allocations again, on fresh seeds (--seed 10) and another task",
+    ),
+    "doubled": Experiment(
+        compare_allocations,
+        laptop=replace(
+            LAPTOP,
+            tasks=("add_sub",),
+            methods=("lora", "circuit_lora", FAST),
+            lr=LAPTOP.lr / 2,  # so that twice as fast is the usual step size
+        ),
+        summary="critical layers at twice the step size, as in the released code",
     ),
     "tasks": Experiment(
         compare_allocations,

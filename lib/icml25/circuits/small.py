@@ -163,7 +163,7 @@ def train(
         callback: gets the number of steps done; the model is in eval mode.
 
     Returns:
-        Mean loss of each step, nats.
+        Mean loss of each step over all processes, nats.
 
     Raises:
         ValueError: the pairs have no labels.
@@ -225,7 +225,8 @@ def train(
             callback(step)
             model.train()
     model.eval()
-    return torch.stack(losses).tolist()
+    # Of equal shares the mean of means is the whole batch's mean.
+    return accelerator.reduce(torch.stack(losses), "mean").tolist()
 
 
 def _orthogonality(model: nn.Module, weight: float = 0.5) -> Tensor:
