@@ -4,6 +4,7 @@ Golden files: ``tests/golden/tar`` (SciPy's LSODA on the flow's equation).
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -579,6 +580,29 @@ def test_tar_starts_afresh_unless_told_otherwise():
     first = onward(logits, y)
     torch.testing.assert_close(first, afresh(logits, y))
     assert onward(logits, y) > first
+
+
+def test_tar_hands_its_mobility_on():
+    logits, y = logits_and_labels(11)
+    graph = random_graph(11)
+    objective = tar.TAR(graph, steps=5, mobility="logmean")
+    objective(logits, y)
+    losses = F.cross_entropy(logits, y, reduction="none")
+    q = tar.weight_flow(losses, graph, beta=0.1, steps=5, mobility="logmean").q
+    assert torch.equal(objective.last_q, q)
+    upwind = tar.TAR(graph, steps=5)
+    upwind(logits, y)
+    assert not torch.allclose(upwind.last_q, q)
+
+
+def test_levers_run_on_a_small_task():
+    config = replace(tar.EXPERIMENTS["cbas-small"].laptop, num_seeds=1, epochs=3)
+    config = replace(config, tasks=config.tasks[:1])
+    found = tar.EXPERIMENTS["levers"].function(
+        config, device=torch.device("cpu"), seed=0
+    )
+    (table,) = found["results"].values()
+    assert {name.split()[0] for name in table} == {"ERM", "warm", "log-mean"}
 
 
 def test_tar_refuses_a_diverged_loss():

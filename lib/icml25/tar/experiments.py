@@ -16,6 +16,7 @@ from icml25.tar.comparison import (
     make_task,
     run_eerm,
     run_imbalance,
+    run_levers,
     run_shifts,
 )
 from icml25.tar.graph import FlowGraph
@@ -136,6 +137,7 @@ _REGIONS = {"num_layers": 1, "lr": 0.1, "weight_decay": 0.0, "early_stop": False
 CORA = ShiftConfig(_shifts("Cora/word", "Cora/degree"), hidden=32)
 CITESEER = ShiftConfig(_shifts("CiteSeer/word"), hidden=32)
 WEBKB = ShiftConfig(_shifts("webkb", "webkb-matched"), hidden=32)
+LEVERS = ShiftConfig(CORA.tasks + CITESEER.tasks + WEBKB.tasks, hidden=32)
 IMBALANCE = ShiftConfig(("imbalance/Cora", "imbalance/CiteSeer"), hidden=32)
 CBAS = ShiftConfig(_shifts("cbas"), num_seeds=5, epochs=250, **_CBAS)
 CBAS_SMALL = ShiftConfig(
@@ -194,6 +196,11 @@ EXPERIMENTS = {
         summary="three classes cut to a tenth in training (needs planetoid)",
     ),
 }
+EXPERIMENTS["levers"] = Experiment(
+    run_levers,
+    laptop=LEVERS,
+    summary="TAR with warm starts and logarithmic means (needs planetoid, webkb)",
+)
 EXPERIMENTS |= {
     f"{name}-eerm": Experiment(
         run_eerm,

@@ -52,6 +52,7 @@ class TAR(ERM):
         steps: number of inner steps, the paper's T_in.
         warm_start: start from the last weights instead of uniform ones. The time of
             the flow, and with it the radius, then grows with training.
+        mobility: what an edge carries, see :func:`~icml25.tar.weight_flow`.
         node_loss: ``(logits, y) -> (n,)`` losses, cross-entropy by default.
 
     Attributes:
@@ -78,12 +79,13 @@ class TAR(ERM):
         step: float = 0.1,
         steps: int = 20,
         warm_start: bool = False,
+        mobility: str = "upwind",
         node_loss: NodeLoss = _cross_entropy,
     ) -> None:
         super().__init__(node_loss)
         self.graph = graph
         self.beta, self.step, self.steps = beta, step, steps
-        self.warm_start = warm_start
+        self.warm_start, self.mobility = warm_start, mobility
         self.last_q: Tensor | None = None
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -94,6 +96,7 @@ class TAR(ERM):
             beta=self.beta,
             step=self.step,
             steps=self.steps,
+            mobility=self.mobility,
             q0=self.last_q if self.warm_start else None,
         )
         self.last_q = flow.q
