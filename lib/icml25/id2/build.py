@@ -36,7 +36,7 @@ class BuildConfig:
     """Sizes of the build."""
 
     folder: str = "build/id2"  # where the stages write, relative to the current folder
-    vae_steps: int = 900  # of the KL autoencoder
+    vae_steps: int = 2_700  # of the KL autoencoder
     vae_batch: int = 32
     kl_weight: float = 1e-4  # of the posterior's divergence, per latent number
     step_share: float = 1.0  # of each generator's training steps
@@ -46,11 +46,11 @@ class BuildConfig:
     num_pairs: int = 200  # an unseen model, only to fit W on it for comparison
     num_strength: int = 120  # queries at each strength
     num_photos: int = 0  # of each split; 0 takes all, a few make a trial
-    cnn_steps: int = 250  # of the convolutional baseline
+    cnn_steps: int = 750  # of the convolutional baseline
 
 
 LAPTOP = BuildConfig()
-PAPER = BuildConfig(vae_steps=20_000, step_share=20.0, num_queries=2_000)
+PAPER = BuildConfig(vae_steps=20_000, step_share=8.0, num_queries=2_000)
 
 
 class Build:

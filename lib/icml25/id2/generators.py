@@ -45,27 +45,27 @@ FAMILY = {
         GeneratorConfig(
             *("B", "taef2", "unet", (32, 48), "v_prediction"),
             *("DPMSolverMultistepScheduler", 0.8, 3.0),
-            train_steps=250,
+            train_steps=800,
         ),
         GeneratorConfig(
             *("C", "pca", "unet", (32, 48), "epsilon"),
             *("DDIMScheduler", 0.45, 1.5),
-            train_steps=450,
+            train_steps=1350,
         ),
         GeneratorConfig(
             *("D", "taef2", "transformer", (3, 4, 24), "flow"),
             *("FlowMatchEulerDiscreteScheduler", 0.8, 3.0),
-            train_steps=300,
+            train_steps=600,
         ),
         GeneratorConfig(
             *("E", "kl", "unet", (32, 48), "epsilon"),
             *("EulerDiscreteScheduler", 0.35, 2.0),
-            train_steps=550,
+            train_steps=1650,
         ),
         GeneratorConfig(
             *("F", "kl", "unet", (32, 48), "v_prediction"),
             *("DDIMScheduler", 0.45, 2.0),
-            train_steps=550,
+            train_steps=1650,
         ),
     )
 }
