@@ -272,12 +272,28 @@ class Generator(nn.Module):
             generator: draws the noise; on the CPU, so that devices agree.
             strength: default: the model's own.
             batch_size: images translated at once.
+
+        Raises:
+            ValueError: no image, not one prompt an image, a batch below 1, an
+                autoencoder of other channels than the denoiser's; and as ``encode``
+                and ``img2img_latents`` do.
         """
+        if len(images) == 0 or len(prompts) != len(images) or batch_size < 1:
+            raise ValueError(
+                f"{len(images)} images, {len(prompts)} prompts, batch_size="
+                f"{batch_size}: give one prompt an image, and at least 1 of each"
+            )
         scheduler = make_scheduler(self.config)
         done = []
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)
-            z = (encode(self.vae, images[part]) - self.shift) / self.scale
+            z = encode(self.vae, images[part])
+            if z.shape[1] != len(self.shift):
+                raise ValueError(
+                    f"model {self.config.code} denoises {len(self.shift)} channels, "
+                    f"its autoencoder gives {z.shape[1]}"
+                )
+            z = (z - self.shift) / self.scale
             texts = prompts[part]
             out = img2img_latents(
                 self.predict,
