@@ -540,3 +540,6 @@ def test_a_tiny_build_goes_from_photos_to_assets(tmp_path):
     stamp = (tmp_path / "generator_A.pt").stat().st_mtime_ns
     run_build(config)  # every stage is there, none runs again
     assert (tmp_path / "generator_A.pt").stat().st_mtime_ns == stamp
+    for other in ({"config": replace(config, vae_steps=9)}, {"seed": 1}):
+        with pytest.raises(ValueError, match="another configuration or seed"):
+            run_build(**{"config": config, **other})

@@ -175,8 +175,8 @@ class SelectConfig:
     """What is tried on held-out pairs of the seen model."""
 
     lams: tuple[float, ...] = LAMBDAS
-    lrs: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
-    num_steps: tuple[int, ...] = (100, 200)
+    lrs: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3)
+    num_steps: tuple[int, ...] = (100, 200, 400, 800)
 
 
 def run_select(
@@ -284,7 +284,9 @@ def run_matrix(
 ) -> dict[str, Any]:
     """Fit W on each model's pairs, test on all, beside kappa and Table 1's statistic.
 
-    All fits use as many pairs as the unseen models have, so rows can be compared.
+    All fits use as many pairs as the unseen models have, so rows can be compared. A
+    model's kappa to itself is taken on the very pairs of the fit and cannot exceed 1;
+    ``kappa_fresh`` is A's on as many other pairs of A.
     """
     config = config or SweepConfig()
     features = _features(device)
@@ -321,6 +323,9 @@ def run_matrix(
             }
             for code in pairs
         },
+        "kappa_fresh": transfer_constant(
+            moments["A"], (fresh.mT @ fresh / count).double(), lam=config.lam
+        ),
         "singular_value_cosine": {
             name: singular_value_cosine(base, x)
             for name, x in {**differences, **controls}.items()

@@ -62,6 +62,7 @@ def rank_of_positive(
     # |rounding error of a product's entry| <= slack |q| |g|, Higham's gamma_d.
     slack = _unit_roundoff(queries) * (queries.shape[1] + 4)
     lengths = torch.linalg.vector_norm(queries, dim=1)
+    few = max(1, 2**22 // queries.shape[1])  # rows in double precision at once
     above = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
     equal = torch.zeros_like(above)
     for start in range(0, len(gallery), block):
@@ -71,7 +72,7 @@ def rank_of_positive(
         low, high = pivot - reach[:, None], pivot + reach[:, None]
         above += (scores > high).sum(1)
         row, column = ((scores >= low) & (scores <= high)).nonzero(as_tuple=True)
-        for part in torch.arange(len(row), device=row.device).split(65_536):
+        for part in torch.arange(len(row), device=row.device).split(few):
             i, j = row[part], column[part]
             again = _exact(queries[i], tile[j])
             other = positive[i] != j + start
