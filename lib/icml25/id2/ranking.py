@@ -188,8 +188,11 @@ def need_rows(name: str, x: Tensor) -> None:
     """Raise ValueError unless ``x`` is a non-empty matrix of finite numbers."""
     if x.dim() != 2 or x.numel() == 0:
         raise ValueError(f"{name}={tuple(x.shape)}: give a non-empty (rows, numbers)")
-    # One pass and no mask: a sum is finite only if all its terms are (or huge).
-    if not torch.isfinite(x.sum(dtype=torch.float64)) and not torch.isfinite(x).all():
+    # No mask: a sum is finite only if all its terms are (or huge). In parts, since a
+    # sum in double precision first makes a copy in double precision.
+    parts = x.split(max(1, 2**22 // x.shape[1]))
+    sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
+    if not torch.isfinite(sums).all() and not torch.isfinite(x).all():
         row = int((~torch.isfinite(x)).any(1).nonzero()[0])
         raise ValueError(f"{name}: row {row} holds NaN or infinite numbers")
 
