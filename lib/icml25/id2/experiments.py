@@ -23,9 +23,11 @@ from .theory import singular_value_cosine, transfer_constant
 UNSEEN = tuple(code for code in FAMILY if code != "A")
 #: Chosen on held-out pairs of the seen model by `python -m icml25 run id2 select`.
 CHOSEN = {
-    "CosFace W": CosFaceConfig(),
-    "2 layers": CosFaceConfig(init="default", num_layers=2),
-    "3 layers": CosFaceConfig(init="default", num_layers=3, lr=1e-4, centre_lr=1e-3),
+    "CosFace W": CosFaceConfig(num_steps=400),
+    "2 layers": CosFaceConfig(init="default", num_layers=2, num_steps=800),
+    "3 layers": CosFaceConfig(
+        init="default", num_layers=3, num_steps=400, lr=1e-4, centre_lr=1e-3
+    ),
 }
 Describe = Callable[[Tensor], Tensor]
 
