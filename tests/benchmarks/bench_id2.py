@@ -1,9 +1,22 @@
 """Exact tiled ranks against a full score matrix; the closed form against training.
 
 5,000 queries, a gallery of 200,000 and 512 numbers a row take 4 GB of scores for the
-full matrix. Each search runs in a process of its own, so that its peak memory is its
-own; times are CPU seconds, which do not notice a busy machine. `BENCH_ID2_SMALL=1` runs
-a tenth of the gallery and of the queries.
+full matrix, and as much again, twice, where PyTorch counts over a mask. Each search
+runs in a process of its own, so that its peak memory is its own; times are CPU seconds,
+which do not notice a busy machine. `BENCH_ID2_SMALL=1` runs a tenth of the gallery and
+of the queries.
+
+Measured on a shared machine with two cores, one thread, CPU seconds and peak MiB above
+the data:
+
+| 5,000 x 200,000 x 512 | CPU s | MiB |
+| --- | --- | --- |
+| full matrix | 36.2 | 12,405 |
+| tiled, float32 gallery | 18.4 | 455 |
+| tiled, bfloat16 gallery | 18.3 | 432 |
+
+The closed form is fitted in 0.08 s (held-out mAP 0.781); CosFace needs 5.1 s for 400
+steps and is at 0.737.
 """
 
 from __future__ import annotations
