@@ -128,9 +128,14 @@ def test_memory_stays_at_one_tile():
             return out
 
     q, g = unit(normal(50, 8)), unit(normal(20_000, 8))
+    place = torch.arange(8)
     with Watch():
         rank_of_positive(q, g, torch.arange(50), block=256)
-    assert max(calls) <= max(50 * 256, 65_536 * 8)  # a score matrix has 1,000,000
+    assert max(calls) <= 50 * 256 + 20_000 * 8  # a score matrix has 1,000,000
+    calls.clear()
+    with Watch():  # nothing but ties: every score is computed twice
+        rank_of_positive(torch.ones(8, 2_048), torch.ones(9_000, 2_048), 0 * place)
+    assert max(calls) <= max(2**22, 9_000 * 2_048)
 
 
 def test_released_evaluation_gives_the_same_numbers():
@@ -164,6 +169,7 @@ BAD_RANKS = {
     "NaN query": (_nan(ROWS), ROWS, torch.arange(4), r"queries: row 1 holds NaN"),
     "NaN gallery": (ROWS, _nan(ROWS), torch.arange(4), r"gallery: row 1 holds NaN"),
     "origin not there": (ROWS, ROWS[:2], torch.arange(4), "outside the gallery of 2"),
+    "no whole numbers": (ROWS, ROWS, torch.ones(4, dtype=torch.bool), "torch.bool"),
     "negative": (ROWS, ROWS, torch.tensor([0, 1, 2, -1]), "holds -1"),
     "too few": (ROWS, ROWS, torch.arange(3), "for each of 4 queries"),
     "widths": (ROWS, torch.ones(4, 5), torch.arange(4), "the gallery 5"),
@@ -260,6 +266,13 @@ def test_rotating_w_changes_no_cosine():
     torch.testing.assert_close(turned(z) @ turned(o).mT, w(z) @ w(o).mT)
 
 
+def test_a_fit_takes_the_precision_of_what_it_is_given():
+    o, z = normal(30, 10, seed=8), normal(30, 10, seed=9)
+    w = LinearIdentifier.fit(o, z, lam=1.0)
+    assert w(z).dtype == torch.float32 and w(z.double()).dtype == torch.float64
+    torch.testing.assert_close(w(z.double()).float(), w(z), atol=1e-6, rtol=1e-5)
+
+
 def test_features_made_elsewhere_give_the_expected_numbers():
     arrays = np.load(GOLDEN / "mini_features.npz")
     z = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
@@ -339,6 +352,25 @@ def test_other_refusals_of_the_linear_map():
         whitening_transform(torch.ones(2, 3))
     with pytest.raises(ValueError, match="lam=-1"):
         whitening_transform(torch.eye(3), -1)
+    with pytest.raises(ValueError, match="lam=inf"):
+        whitening_transform(torch.eye(3), float("inf"))
+    with pytest.raises(ValueError, match="not symmetric"):
+        whitening_transform(torch.ones(3, 3).triu())
+    with pytest.raises(ValueError, match="non-empty"):
+        whitening_transform(torch.ones(0, 0))
+    for dtype in (torch.float16, torch.int64):
+        with pytest.raises(TypeError, match=f"scatter is {dtype}"):
+            whitening_transform(torch.eye(3, dtype=dtype))
+    with pytest.raises(ValueError, match="covariance holds NaN"):
+        lda_transform(torch.eye(3), _nan(torch.eye(3)), rank=2)
+    with pytest.raises(ValueError, match="covariance holds NaN"):  # of one photo
+        LinearIdentifier.fit(torch.ones(1, 3), torch.rand(1, 3), rank=2)
+    with pytest.raises(ValueError, match="photos: row 1 holds NaN"):
+        LinearIdentifier.fit(
+            torch.ones(2, 3), torch.rand(2, 3), photos=_nan(torch.ones(2, 3))
+        )
+    with pytest.raises(TypeError, match="z_gen is torch.int64"):
+        LinearIdentifier.fit(torch.ones(2, 3).long(), torch.ones(2, 3).long())
     with pytest.raises(ValueError, match="rank=4: give 1 to 3"):
         lda_transform(torch.eye(3), torch.eye(3), rank=4)
     with pytest.raises(ValueError, match="embeddings of 3 numbers"):
@@ -396,6 +428,12 @@ def test_singular_value_cosine_is_blind_to_what_matters():
     assert singular_value_cosine(d, normal(50, 20, seed=9)) > 0.98  # pure noise
     with pytest.raises(ValueError, match="two"):
         singular_value_cosine(d, d[:3])
+    with pytest.raises(ValueError, match="second: row 1 holds NaN"):
+        singular_value_cosine(d, _nan(d))
+    with pytest.raises(ValueError, match="unseen: row 1 holds NaN"):
+        transfer_constant(torch.eye(3), _nan(torch.eye(3)))
+    with pytest.raises(ValueError, match="differences: row 1 holds NaN"):
+        exact_annihilator(_nan(d))
 
 
 # --- CosFace -------------------------------------------------------------------------
@@ -514,6 +552,21 @@ def test_refusals_of_training():
         train_cosface(o, _nan(g), owner)
     with pytest.raises(ValueError, match="origin_of"):
         train_cosface(o, g, owner[:5])
+    for wrong in (torch.tensor([0, 1]), torch.tensor([0.0])):  # silent once
+        with pytest.raises(ValueError, match=r"one \(int64\) for each row"):
+            CosFaceHead(3, 6)(torch.ones(1, 3), wrong)
+    with pytest.raises(ValueError, match=r"x=\(1, 4\): give \(N, 3\)"):
+        CosFaceHead(3, 6)(torch.ones(1, 4), torch.tensor([0]))
+    with pytest.raises(ValueError, match="scale=0, margin=0.35"):
+        CosFaceHead(3, 6, scale=0)
+    with pytest.raises(ValueError, match="num_steps=0"):
+        train_cosface(o, g, owner, config=CosFaceConfig(num_steps=0))
+    with pytest.raises(ValueError, match="lr=-1"):
+        train_cosface(o, g, owner, config=CosFaceConfig(lr=-1))
+    with pytest.raises(TypeError, match="z_gen is torch.float16"):
+        train_cosface(o.half(), g.half(), owner)
+    with pytest.raises(ValueError, match="origin_of.*float32"):
+        train_cosface(o, g, owner.float())
     with pytest.raises(ValueError, match="init='default'"):
         make_network(6, CosFaceConfig(num_layers=2))
 
@@ -594,6 +647,15 @@ def test_refusals_of_embedding():
         embed(vae, torch.rand(2, 3, 16, 20))
     with pytest.raises(ValueError, match="NaN"):
         embed(vae, torch.full((1, 3, 16, 16), float("nan")))
+    with pytest.raises(ValueError, match=r"images go from 0 to 255: give \[0, 1\]"):
+        embed(vae, torch.tensor([0.0, 255.0]).expand(1, 3, 8, 2).repeat(1, 1, 1, 4))
+    for dtype in (torch.uint8, torch.float64):
+        with pytest.raises(TypeError, match=f"{dtype}, the autoencoder is torch.fl"):
+            embed(vae, torch.zeros(1, 3, 16, 16, dtype=dtype))
+    with pytest.raises(ValueError, match="multiples of 8"):
+        embed(vae, torch.rand(1, 3, 0, 8))
+    with pytest.raises(ValueError, match="batch_size=0"):
+        embed(vae, torch.rand(1, 3, 8, 8), batch_size=0)
     with pytest.raises(ValueError, match="nothing to embed"):
         embed(vae, torch.rand(0, 3, 16, 16))
 
@@ -613,5 +675,7 @@ def test_attacks_keep_shape_and_change_images():
         jpeg(images, quality=0)
     with pytest.raises(ValueError, match="sigma=0"):
         blur(images, sigma=0)
+    with pytest.raises(ValueError, match="sigma=20: give pixels above 0, up to 10.3"):
+        blur(images, sigma=20)
     with pytest.raises(ValueError, match="share=2"):
         crop(images, share=2)

@@ -239,6 +239,20 @@ def test_models_translate_and_depend_on_prompt_and_strength(code):
     assert (weak - crops).abs().mean() < (draws[0] - crops).abs().mean()
 
 
+def test_translate_refuses_what_does_not_fit(model_e):
+    images = torch.rand(2, 3, 32, 32)
+    for pictures, prompts, batch in ((images, ["a"], 8), (images, ["a", "b"], 0)):
+        with pytest.raises(ValueError, match="give one prompt an image"):
+            model_e.translate(pictures, prompts, batch_size=batch)
+    with pytest.raises(ValueError, match="0 images"):
+        model_e.translate(images[:0], [])
+    wrong = Generator(FAMILY["A"], model_e.vae, model_e.words)
+    with pytest.raises(
+        ValueError, match="A denoises 32 channels, its autoencoder .*16"
+    ):
+        wrong.translate(images, ["a", "b"])
+
+
 def test_taef2_models_ask_for_their_autoencoder():
     with pytest.raises(ValueError, match="TAEF2's latents: pass vae="):
         load_generator("A")
@@ -356,6 +370,11 @@ def test_shipped_photographs_are_cut_without_overlap():
         load_shipped("lena")
     with pytest.raises(ValueError, match="multiple of size=32"):
         shipped_crops(window=50)
+
+
+def test_a_window_wider_than_a_photograph_is_refused():
+    with pytest.raises(ValueError, match="window=4096: 'chelsea' is 300 x 451"):
+        shipped_crops(("chelsea",), window=4096)
 
 
 def test_captions_say_what_is_there():
@@ -521,3 +540,6 @@ def test_a_tiny_build_goes_from_photos_to_assets(tmp_path):
     stamp = (tmp_path / "generator_A.pt").stat().st_mtime_ns
     run_build(config)  # every stage is there, none runs again
     assert (tmp_path / "generator_A.pt").stat().st_mtime_ns == stamp
+    for other in ({"config": replace(config, vae_steps=9)}, {"seed": 1}):
+        with pytest.raises(ValueError, match="another configuration or seed"):
+            run_build(**{"config": config, **other})

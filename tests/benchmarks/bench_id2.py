@@ -1,9 +1,22 @@
 """Exact tiled ranks against a full score matrix; the closed form against training.
 
 5,000 queries, a gallery of 200,000 and 512 numbers a row take 4 GB of scores for the
-full matrix. Each search runs in a process of its own, so that its peak memory is its
-own; times are CPU seconds, which do not notice a busy machine. `BENCH_ID2_SMALL=1` runs
-a tenth of the gallery and of the queries.
+full matrix, and as much again, twice, where PyTorch counts over a mask. Each search
+runs in a process of its own, so that its peak memory is its own; times are CPU seconds,
+which do not notice a busy machine. `BENCH_ID2_SMALL=1` runs a tenth of the gallery and
+of the queries.
+
+Measured on a shared machine with two cores, one thread, CPU seconds and peak MiB above
+the data:
+
+| 5,000 x 200,000 x 512 | CPU s | MiB |
+| --- | --- | --- |
+| full matrix | 36.2 | 12,405 |
+| tiled, float32 gallery | 18.4 | 455 |
+| tiled, bfloat16 gallery | 18.3 | 432 |
+
+The closed form is fitted in 0.08 s (held-out mAP 0.781); CosFace needs 5.1 s for 400
+steps and is at 0.737.
 """
 
 from __future__ import annotations
@@ -13,6 +26,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -42,10 +56,10 @@ def _full(queries, gallery, positive):
     )
 
 
-def _peak() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _memory(name: str) -> int:
+    """KiB of this process from Linux's own account: VmRSS now, VmHWM at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def search(kind: str) -> dict:
@@ -55,12 +69,13 @@ def search(kind: str) -> dict:
     torch.set_num_threads(1)
     half = kind == "tiled bfloat16"
     data = _data(torch.bfloat16 if half else torch.float32)
-    before = _peak()
+    Path("/proc/self/clear_refs").write_text("5")  # making the data had its own peak
+    before = _memory("VmRSS")
     begin = time.process_time()
     ranks = _full(*data) if kind == "full" else rank_of_positive(*data, block=BLOCK)
     return {
         "cpu_s": time.process_time() - begin,
-        "extra_mib": (_peak() - before) / 1024,
+        "extra_mib": (_memory("VmHWM") - before) / 1024,
         "mean_rank": ranks.mean().item(),
         "map": (1 / ranks).mean().item(),
     }

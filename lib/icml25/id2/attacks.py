@@ -27,9 +27,10 @@ def jpeg(images: Tensor, *, quality: int) -> Tensor:
 
 def blur(images: Tensor, *, sigma: float) -> Tensor:
     """Gaussian blur of ``sigma`` pixels with reflecting borders."""
-    if sigma <= 0:
-        raise ValueError(f"sigma={sigma}: give a positive number of pixels")
-    reach = max(1, round(3 * sigma))
+    limit = (min(images.shape[-2:]) - 1) / 3
+    if not 0 < sigma <= limit:
+        raise ValueError(f"sigma={sigma}: give pixels above 0, up to {limit:.1f}")
+    reach = max(1, min(round(3 * sigma), min(images.shape[-2:]) - 1))
     place = torch.arange(-reach, reach + 1, device=images.device, dtype=images.dtype)
     weight = (-(place**2) / (2 * sigma**2)).exp()
     weight = (weight / weight.sum()).expand(3, 1, 1, -1)

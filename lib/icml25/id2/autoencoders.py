@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -170,19 +172,27 @@ def encode(vae: nn.Module, images: Tensor) -> Tensor:
     get it), :class:`TAEF2` and :class:`BlockPCA`.
 
     Raises:
-        ValueError: images that are not (N, 3, H, W), not finite, or whose sides do not
-            divide by the autoencoder's factor.
+        ValueError: images that are not (N, 3, H, W), not finite, not in [0, 1], or
+            whose sides do not divide by the autoencoder's factor.
+        TypeError: images of another dtype than the autoencoder's weights.
     """
     if images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images={tuple(images.shape)}: give (N, 3, H, W)")
     factor = _factor(vae)
-    if images.shape[2] % factor or images.shape[3] % factor:
+    if any(side == 0 or side % factor for side in images.shape[2:]):
         raise ValueError(
             f"images of {images.shape[2]} x {images.shape[3]} pixels: this autoencoder "
             f"needs sides that are multiples of {factor}"
         )
-    if not torch.isfinite(images).all():
-        raise ValueError("images hold NaN or infinite values")
+    dtype = next(chain(vae.parameters(), vae.buffers())).dtype
+    if images.dtype != dtype:
+        raise TypeError(f"images are {images.dtype}, the autoencoder is {dtype}")
+    if images.numel():
+        low, high = images.min().item(), images.max().item()
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("images hold NaN or infinite values")
+        if low < -0.01 or high > 1.01:
+            raise ValueError(f"images go from {low:.3g} to {high:.3g}: give [0, 1]")
     if not hasattr(vae, "config"):
         return vae.encode(images)
     output = vae.encode(2 * images - 1)
@@ -211,7 +221,7 @@ def embed(vae: nn.Module, images: Tensor, *, batch_size: int = 128) -> Tensor:
         (N, d) float32; d = channels x latent height x latent width.
 
     Raises:
-        ValueError: as :func:`encode`; or no image at all.
+        ValueError, TypeError: as :func:`encode`; no image at all; a batch below 1.
 
     Source: the released model card (256 x 256 images, d = 4 x 32 x 32 = 4096). The
     authors draw from the posterior; we take its mode, so that an image has one
@@ -219,6 +229,8 @@ def embed(vae: nn.Module, images: Tensor, *, batch_size: int = 128) -> Tensor:
     """
     if len(images) == 0:
         raise ValueError("images is empty: there is nothing to embed")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give at least 1")
     parts = [encode(vae, part).flatten(1).float() for part in images.split(batch_size)]
     return torch.cat(parts)
 

@@ -10,6 +10,7 @@ training that was interrupted goes on from its last hundred steps.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ class BuildConfig:
     """Sizes of the build."""
 
     folder: str = "build/id2"  # where the stages write, relative to the current folder
-    vae_steps: int = 900  # of the KL autoencoder
+    vae_steps: int = 2_700  # of the KL autoencoder
     vae_batch: int = 32
     kl_weight: float = 1e-4  # of the posterior's divergence, per latent number
     step_share: float = 1.0  # of each generator's training steps
@@ -46,11 +47,11 @@ class BuildConfig:
     num_pairs: int = 200  # an unseen model, only to fit W on it for comparison
     num_strength: int = 120  # queries at each strength
     num_photos: int = 0  # of each split; 0 takes all, a few make a trial
-    cnn_steps: int = 250  # of the convolutional baseline
+    cnn_steps: int = 750  # of the convolutional baseline
 
 
 LAPTOP = BuildConfig()
-PAPER = BuildConfig(vae_steps=20_000, step_share=20.0, num_queries=2_000)
+PAPER = BuildConfig(vae_steps=20_000, step_share=8.0, num_queries=2_000)
 
 
 class Build:
@@ -60,6 +61,7 @@ class Build:
         self.config, self.device, self.seed = config, device, seed
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._claim_folder()
         self.photos = _first(load_caltech(), config.num_photos)
         self.words = vocabulary(self.photos.classes)
         self.train = self.photos.is_train.nonzero().flatten()
@@ -68,6 +70,19 @@ class Build:
             data.fetch("taef2", "taef2_encoder.pth"),
             data.fetch("taef2", "taef2_decoder.pth"),
         ).to(device)
+
+    def _claim_folder(self) -> None:
+        """Stages of two configurations or seeds must not mix in one folder."""
+        made = {"seed": self.seed, **vars(self.config), "folder": ""}
+        made["family"] = {code: vars(config) for code, config in FAMILY.items()}
+        text = json.dumps(made, indent=1)
+        path = self.folder / "config.json"
+        if path.exists() and path.read_text() != text:
+            raise ValueError(
+                f"folder={self.config.folder!r} holds stages of another configuration "
+                "or seed: delete it, or give another folder"
+            )
+        path.write_text(text)
 
     def stage(self, name: str, make: Callable[[torch.Generator], dict]) -> dict:
         """The stage's file; made if it is not there."""
@@ -326,6 +341,7 @@ def run_build(
 
     Raises:
         icml25.core.data.DataError: the photos or TAEF2's weights are not at hand.
+        ValueError: the folder holds stages of another configuration or seed.
     """
     from . import baselines, packing
 

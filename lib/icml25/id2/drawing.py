@@ -20,29 +20,28 @@ def strips(
     *,
     alt: str,
 ) -> str:
-    """Labelled rows of pictures, some of them framed.
+    """Rows of pictures, some of them framed, as one image.
 
     Args:
-        rows: by label, pictures (3, H, W) in [0, 1], all of one size.
+        rows: by label, pictures (3, H, W) in [0, 1], all of one size, as many in each.
         marked: by label, which pictures get an orange frame.
-        alt: alternative text of the whole.
+        alt: alternative text; the labels, top to bottom, are added.
 
     Returns:
-        HTML with one embedded PNG a row.
+        HTML with one embedded PNG.
     """
-    parts = []
+    lines = []
     for label, pictures in rows.items():
         framed = [
             _framed(picture, is_marked=is_marked)
             for picture, is_marked in zip(pictures, marked[label], strict=True)
         ]
-        parts.append(
-            f'<div style="margin:.2em 0">{html.escape(label)}<br>'
-            f'<img alt="{html.escape(alt)}: {html.escape(label)}" '
-            'style="width:560px;max-width:100%;image-rendering:pixelated" '
-            f'src="data:image/png;base64,{_png(torch.cat(framed, 2))}"></div>'
-        )
-    return "".join(parts)
+        lines.append(torch.cat(framed, 2))
+    return (
+        f'<img alt="{html.escape(alt)}: {html.escape(", ".join(rows))}" '
+        'style="width:560px;max-width:100%;image-rendering:pixelated" '
+        f'src="data:image/png;base64,{_png(torch.cat(lines, 1))}">'
+    )
 
 
 def _framed(picture: Tensor, *, is_marked: bool) -> Tensor:

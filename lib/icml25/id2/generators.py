@@ -45,27 +45,27 @@ FAMILY = {
         GeneratorConfig(
             *("B", "taef2", "unet", (32, 48), "v_prediction"),
             *("DPMSolverMultistepScheduler", 0.8, 3.0),
-            train_steps=250,
+            train_steps=800,
         ),
         GeneratorConfig(
             *("C", "pca", "unet", (32, 48), "epsilon"),
             *("DDIMScheduler", 0.45, 1.5),
-            train_steps=450,
+            train_steps=1350,
         ),
         GeneratorConfig(
             *("D", "taef2", "transformer", (3, 4, 24), "flow"),
             *("FlowMatchEulerDiscreteScheduler", 0.8, 3.0),
-            train_steps=300,
+            train_steps=600,
         ),
         GeneratorConfig(
             *("E", "kl", "unet", (32, 48), "epsilon"),
             *("EulerDiscreteScheduler", 0.35, 2.0),
-            train_steps=550,
+            train_steps=1650,
         ),
         GeneratorConfig(
             *("F", "kl", "unet", (32, 48), "v_prediction"),
             *("DDIMScheduler", 0.45, 2.0),
-            train_steps=550,
+            train_steps=1650,
         ),
     )
 }
@@ -272,12 +272,28 @@ class Generator(nn.Module):
             generator: draws the noise; on the CPU, so that devices agree.
             strength: default: the model's own.
             batch_size: images translated at once.
+
+        Raises:
+            ValueError: no image, not one prompt an image, a batch below 1, an
+                autoencoder of other channels than the denoiser's; and as ``encode``
+                and ``img2img_latents`` do.
         """
+        if len(images) == 0 or len(prompts) != len(images) or batch_size < 1:
+            raise ValueError(
+                f"{len(images)} images, {len(prompts)} prompts, batch_size="
+                f"{batch_size}: give one prompt an image, and at least 1 of each"
+            )
         scheduler = make_scheduler(self.config)
         done = []
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)
-            z = (encode(self.vae, images[part]) - self.shift) / self.scale
+            z = encode(self.vae, images[part])
+            if z.shape[1] != len(self.shift):
+                raise ValueError(
+                    f"model {self.config.code} denoises {len(self.shift)} channels, "
+                    f"its autoencoder gives {z.shape[1]}"
+                )
+            z = (z - self.shift) / self.scale
             texts = prompts[part]
             out = img2img_latents(
                 self.predict,

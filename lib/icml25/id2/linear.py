@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .autoencoders import load_tensors
-from .ranking import unit
+from .ranking import need_rows, unit
 
 
 class PairScatter:
@@ -81,8 +81,9 @@ def whitening_transform(scatter: Tensor, lam: float = 1.0) -> Tensor:
         W, (d, d), symmetric, in the dtype of S.
 
     Raises:
-        ValueError: S not square or not finite; ``lam`` negative; ``lam`` 0 with a
-            singular S (fewer pairs than dimensions).
+        ValueError: S empty, not square, not symmetric or not finite; ``lam`` negative;
+            ``lam`` 0 with a singular S (fewer pairs than dimensions).
+        TypeError: S is no float32 or float64.
 
     Source: ours (known as relevant component analysis); the paper trains W instead.
     """
@@ -116,6 +117,8 @@ def lda_transform(
             f"covariance={tuple(covariance.shape)}, scatter={tuple(scatter.shape)}: "
             "give two of one shape"
         )
+    if not torch.isfinite(covariance).all():
+        raise ValueError("covariance holds NaN or infinite numbers: it takes two rows")
     if not 1 <= rank <= len(scatter):
         raise ValueError(f"rank={rank}: give 1 to {len(scatter)}")
     white = whitening_transform(scatter, lam)
@@ -126,10 +129,13 @@ def lda_transform(
 def _ridged_eigh(scatter: Tensor, lam: float) -> tuple[Tensor, Tensor]:
     if scatter.dim() != 2 or scatter.shape[0] != scatter.shape[1]:
         raise ValueError(f"scatter={tuple(scatter.shape)}: give a square matrix")
-    if not torch.isfinite(scatter).all():
-        raise ValueError("scatter holds NaN or infinite numbers")
-    if not lam >= 0:
-        raise ValueError(f"lam={lam}: give 0 or more")
+    if scatter.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"scatter is {scatter.dtype}: give float32 or float64")
+    need_rows("scatter", scatter)
+    if not torch.allclose(scatter, scatter.mT, atol=1e-4 * scatter.abs().max().item()):
+        raise ValueError("scatter is not symmetric")
+    if not 0 <= lam < float("inf"):
+        raise ValueError(f"lam={lam}: give a finite number, 0 or more")
     dim = len(scatter)
     values, vectors = torch.linalg.eigh(scatter)
     values = values + lam * scatter.trace() / dim  # the ridge moves no eigenvector
@@ -188,11 +194,15 @@ class LinearIdentifier(nn.Module):
                 decides which ``rank`` directions stay; default: the origins.
 
         Raises:
-            ValueError: as the functions above.
+            ValueError: as the functions above; photos that are empty or not finite.
+            TypeError: embeddings that are no floating-point numbers.
         """
+        if not z_gen.is_floating_point():
+            raise TypeError(f"z_gen is {z_gen.dtype}: give floating-point embeddings")
         scatter = PairScatter(z_gen.shape[-1], device=z_gen.device)
         moment = scatter.update(z_origin, z_gen).second_moment
         photos = (z_origin if photos is None else photos).double()
+        need_rows("photos", photos)
         mean = photos.mean(0)
         if rank is None:
             weight = whitening_transform(moment, lam)
@@ -211,7 +221,8 @@ class LinearIdentifier(nn.Module):
                 f"z={tuple(z.shape)}: this identifier was fitted on embeddings of "
                 f"{len(self.mean)} numbers"
             )
-        return unit((z - self.mean) @ self.weight)
+        dtype = torch.promote_types(z.dtype, self.weight.dtype)
+        return unit((z.to(dtype) - self.mean) @ self.weight.to(dtype))
 
     def save(self, path: Path | str) -> None:
         """Write mean and W as plain tensors."""

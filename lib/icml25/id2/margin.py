@@ -25,6 +25,10 @@ class CosFaceHead(nn.Module):
         margin: m.
         generator: draws the centres (Xavier-uniform).
 
+    Raises:
+        ValueError: sizes below 1 and 2; a scale that is not positive; a margin outside
+            [0, 2).
+
     Source: CosFace; s = 64 and m = 0.35 as in the released trainer.
     """
 
@@ -42,6 +46,11 @@ class CosFaceHead(nn.Module):
             raise ValueError(
                 f"dim={dim}, num_classes={num_classes}: give at least 1 and 2"
             )
+        if not (scale > 0 and 0 <= margin < 2):
+            raise ValueError(
+                f"scale={scale}, margin={margin}: give a positive scale and a margin "
+                "in [0, 2)"
+            )
         self.scale, self.margin = scale, margin
         self.centres = nn.Parameter(torch.empty(num_classes, dim))
         nn.init.xavier_uniform_(self.centres, generator=generator)
@@ -58,12 +67,17 @@ class CosFaceHead(nn.Module):
                 class counts that do not fit. Default: all.
 
         Raises:
-            ValueError: labels outside the classes.
+            ValueError: descriptors of another width; labels that are not one whole
+                number a row, or lie outside the classes.
         """
         centres, target = self.centres, labels
-        if len(labels) == 0 or labels.min() < 0 or labels.max() >= len(centres):
+        if x.dim() != 2 or x.shape[1] != centres.shape[1]:
+            raise ValueError(f"x={tuple(x.shape)}: give (N, {centres.shape[1]})")
+        fits = labels.dtype == torch.int64 and labels.shape == (len(x),) and len(x)
+        if not fits or labels.min() < 0 or labels.max() >= len(centres):
             raise ValueError(
-                f"labels must lie in 0..{len(centres) - 1}, one for each row of x"
+                f"labels must lie in 0..{len(centres) - 1}, one (int64) for each row "
+                "of x"
             )
         if classes is not None:
             target = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
@@ -187,7 +201,9 @@ def train_cosface(
         The network with averaged weights, and the loss of every step.
 
     Raises:
-        ValueError: shapes that do not fit; origins outside the classes; NaN.
+        ValueError: shapes that do not fit; origins outside the classes; NaN; no step;
+            a learning rate that is not positive.
+        TypeError: embeddings that are no float32 or float64.
 
     Notes:
         Departures from the released trainer, which runs 25 epochs of 2,000 steps on
@@ -195,12 +211,21 @@ def train_cosface(
         the softmax runs over a sample of the classes.
     """
     config = config or CosFaceConfig()
-    num_classes, dim = z_origin.shape
-    if z_gen.dim() != 2 or z_gen.shape[1] != dim or origin_of.shape != (len(z_gen),):
+    if config.num_steps < 1 or not min(config.lr, config.centre_lr) > 0:
+        raise ValueError(
+            f"num_steps={config.num_steps}, lr={config.lr}, centre_lr="
+            f"{config.centre_lr}: give at least one step and positive rates"
+        )
+    num_classes, dim = z_origin.shape[0], z_origin.shape[-1]
+    is_whole = origin_of.dtype == torch.int64 and origin_of.shape == (len(z_gen),)
+    if not (z_gen.dim() == z_origin.dim() == 2 and z_gen.shape[1] == dim and is_whole):
         raise ValueError(
             f"z_origin={tuple(z_origin.shape)}, z_gen={tuple(z_gen.shape)}, "
-            f"origin_of={tuple(origin_of.shape)}: give (C, d), (n, d) and (n,)"
+            f"origin_of={tuple(origin_of.shape)} {origin_of.dtype}: give (C, d), "
+            "(n, d) and (n,) int64"
         )
+    if z_gen.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"z_gen is {z_gen.dtype}: give float32 or float64")
     if len(z_gen) == 0 or origin_of.min() < 0 or origin_of.max() >= num_classes:
         raise ValueError(f"origin_of must hold origins in 0..{num_classes - 1}")
     if not (torch.isfinite(z_origin).all() and torch.isfinite(z_gen).all()):

@@ -129,13 +129,18 @@ def shipped_crops(
         Crops (N, 3, size, size) in [0, 1], and the photograph each comes from.
 
     Raises:
-        ValueError: an unknown name, or a window that is no multiple of ``size``.
+        ValueError: an unknown name; a window that is no multiple of ``size``, or wider
+            than a photograph.
     """
     if window < size or window % size:
         raise ValueError(f"window={window}: give a multiple of size={size}")
     crops, origins = [], []
     for name in names:
         photo = load_shipped(name)
+        if window > min(photo.shape[1:]):
+            raise ValueError(
+                f"window={window}: {name!r} is {photo.shape[1]} x {photo.shape[2]}"
+            )
         tiles = photo.unfold(1, window, window).unfold(2, window, window)
         tiles = tiles.permute(1, 2, 0, 3, 4).flatten(0, 1)  # (tiles, 3, window, window)
         crops.append(torch.nn.functional.avg_pool2d(tiles, window // size))

@@ -15,7 +15,7 @@ def unit(features: Tensor) -> Tensor:
         ValueError: not a non-empty (N, d); NaN or infinite numbers; a row of zeros,
             which has no direction.
     """
-    _need_rows("features", features)
+    need_rows("features", features)
     length = torch.linalg.vector_norm(features.float(), dim=1, keepdim=True)
     if (length == 0).any():
         row = int((length.flatten() == 0).nonzero()[0])
@@ -53,8 +53,8 @@ def rank_of_positive(
         float64. So ranks depend on no block size, thread count or device, a query never
         beats itself by rounding, and equal rows are equal.
     """
-    _need_rows("queries", queries)
-    _need_rows("gallery", gallery)
+    need_rows("queries", queries)
+    need_rows("gallery", gallery)
     _need_match(queries, gallery, positive, block)
     owner = gallery[positive].to(queries.dtype)  # (Q, d)
     exact = _exact(queries, owner)  # (Q,) float64
@@ -62,6 +62,7 @@ def rank_of_positive(
     # |rounding error of a product's entry| <= slack |q| |g|, Higham's gamma_d.
     slack = _unit_roundoff(queries) * (queries.shape[1] + 4)
     lengths = torch.linalg.vector_norm(queries, dim=1)
+    few = max(1, 2**22 // queries.shape[1])  # rows in double precision at once
     above = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
     equal = torch.zeros_like(above)
     for start in range(0, len(gallery), block):
@@ -71,7 +72,7 @@ def rank_of_positive(
         low, high = pivot - reach[:, None], pivot + reach[:, None]
         above += (scores > high).sum(1)
         row, column = ((scores >= low) & (scores <= high)).nonzero(as_tuple=True)
-        for part in torch.arange(len(row), device=row.device).split(65_536):
+        for part in torch.arange(len(row), device=row.device).split(few):
             i, j = row[part], column[part]
             again = _exact(queries[i], tile[j])
             other = positive[i] != j + start
@@ -86,7 +87,7 @@ def ranks_from_scores(scores: Tensor, positive: Tensor) -> Tensor:
     Raises:
         ValueError: shapes that do not fit, NaN, an origin outside the gallery.
     """
-    _need_rows("scores", scores)
+    need_rows("scores", scores)
     _need_positive(positive, len(scores), scores.shape[1])
     own = scores.gather(1, positive[:, None])
     above = (scores > own).sum(1)
@@ -105,8 +106,8 @@ def topk(
     Raises:
         ValueError: as :func:`rank_of_positive`; ``k`` outside 1..N.
     """
-    _need_rows("queries", queries)
-    _need_rows("gallery", gallery)
+    need_rows("queries", queries)
+    need_rows("gallery", gallery)
     _need_match(queries, gallery, None, block)
     if not 1 <= k <= len(gallery):
         raise ValueError(f"k={k}: give 1 to {len(gallery)}, the gallery's size")
@@ -183,17 +184,22 @@ def _unit_roundoff(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps
 
 
-def _need_rows(name: str, x: Tensor) -> None:
+def need_rows(name: str, x: Tensor) -> None:
+    """Raise ValueError unless ``x`` is a non-empty matrix of finite numbers."""
     if x.dim() != 2 or x.numel() == 0:
         raise ValueError(f"{name}={tuple(x.shape)}: give a non-empty (rows, numbers)")
-    # One pass and no mask: a sum is finite only if all its terms are (or huge).
-    if not torch.isfinite(x.sum(dtype=torch.float64)) and not torch.isfinite(x).all():
+    # No mask: a sum is finite only if all its terms are (or huge). In parts, since a
+    # sum in double precision first makes a copy in double precision.
+    parts = x.split(max(1, 2**22 // x.shape[1]))
+    sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
+    if not torch.isfinite(sums).all() and not torch.isfinite(x).all():
         row = int((~torch.isfinite(x)).any(1).nonzero()[0])
         raise ValueError(f"{name}: row {row} holds NaN or infinite numbers")
 
 
 def _need_positive(positive: Tensor, num_queries: int, num_gallery: int) -> None:
-    if positive.shape != (num_queries,) or positive.is_floating_point():
+    is_whole = positive.dtype in (torch.int32, torch.int64)
+    if positive.shape != (num_queries,) or not is_whole:
         raise ValueError(
             f"positive={tuple(positive.shape)} {positive.dtype}: give one gallery row "
             f"(int64) for each of {num_queries} queries"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .linear import whitening_transform
+from .ranking import need_rows
 
 
 def transfer_constant(seen: Tensor, unseen: Tensor, *, lam: float = 1.0) -> float:
@@ -22,13 +23,14 @@ def transfer_constant(seen: Tensor, unseen: Tensor, *, lam: float = 1.0) -> floa
         lam: ridge of the seen one.
 
     Raises:
-        ValueError: shapes that differ, or S singular (see ``whitening_transform``).
+        ValueError: shapes that differ, NaN, or S singular (``whitening_transform``).
     """
     if seen.shape != unseen.shape:
         raise ValueError(
             f"seen={tuple(seen.shape)}, unseen={tuple(unseen.shape)}: give two of one "
             "shape"
         )
+    need_rows("unseen", unseen)
     white = whitening_transform(seen, lam)
     return torch.linalg.eigvalsh(white @ unseen.to(white) @ white)[-1].item()
 
@@ -40,12 +42,14 @@ def singular_value_cosine(first: Tensor, second: Tensor) -> float:
     two sorted positive lists and so is close to 1 for almost anything.
 
     Raises:
-        ValueError: matrices of different shape.
+        ValueError: matrices of different shape, empty, or not finite.
     """
     if first.shape != second.shape or first.dim() != 2:
         raise ValueError(
             f"first={tuple(first.shape)}, second={tuple(second.shape)}: give two (n, d)"
         )
+    need_rows("first", first)
+    need_rows("second", second)
     values = [torch.linalg.svdvals(x.double()) for x in (first, second)]
     return torch.nn.functional.cosine_similarity(*values, dim=0).item()
 
@@ -57,8 +61,9 @@ def exact_annihilator(differences: Tensor) -> Tensor:
     collapsing identities: that is why existence says little.
 
     Raises:
-        ValueError: full rank: then only W = 0 is left.
+        ValueError: full rank: then only W = 0 is left; no rows, or not finite ones.
     """
+    need_rows("differences", differences)
     _, values, vh = torch.linalg.svd(differences, full_matrices=True)
     tolerance = max(differences.shape) * torch.finfo(values.dtype).eps * values[0]
     rank = int((values > tolerance).sum())
