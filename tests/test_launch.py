@@ -30,6 +30,11 @@ CASES = {
         },
         lambda result: result["golore@20"]["train_loss"],
     ),
+    "speechssm": (
+        "mini",
+        {"eval_tokens": 64, "accumulate": 2},
+        lambda result: result["loss"],
+    ),
 }
 
 
