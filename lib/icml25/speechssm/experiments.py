@@ -78,6 +78,11 @@ EXPERIMENTS = {
     "longform-librispeech": Experiment(
         longform.run_longform,
         laptop=longform.RECORDED_LONGFORM,
-        summary="the same on recorded readers, with every judge that is installed",
+        summary="the same on recorded readers, with judges of voice and naturalness",
+    ),
+    "longform-transcripts": Experiment(
+        longform.run_longform,
+        laptop=longform.TRANSCRIBED_LONGFORM,
+        summary="recorded readers again, judged by their transcripts",
     ),
 }

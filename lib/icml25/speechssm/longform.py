@@ -230,9 +230,14 @@ class LongFormConfig:
 
 LAPTOP_LONGFORM = LongFormConfig()
 RECORDED_LONGFORM = LongFormConfig(
+    source="librispeech", voice=RECORDED_VOICES, judges=("voice", "naturalness")
+)
+TRANSCRIBED_LONGFORM = LongFormConfig(  # a transcriber is slow: two items
     source="librispeech",
     voice=RECORDED_VOICES,
-    judges=("transcribe", "meaning", "perplexity", "voice", "naturalness"),
+    target_s=45.0,
+    num_items=2,
+    judges=("transcribe", "meaning", "perplexity"),
 )
 
 
