@@ -54,6 +54,7 @@ def draw_spectrograms(
             vmin=high - 14,
             vmax=high,
             extent=(0, len(mel) / frame_rate, 0, mel.shape[1]),
+            interpolation="nearest",  # sharp cells also make a small file
         )
         ax.set_title(title, loc="left", fontsize=9)
         ax.set_ylabel("mel band")
