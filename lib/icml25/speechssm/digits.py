@@ -26,7 +26,6 @@ from .recogniser import (
 
 __all__ = [
     "LAPTOP_DIGITS",
-    "RECORDED_DIGITS",
     "DigitsConfig",
     "digit_decoder",
     "measure_digits",
@@ -46,12 +45,6 @@ class DigitsConfig:
 
 
 LAPTOP_DIGITS = DigitsConfig()
-RECORDED_DIGITS = DigitsConfig(
-    corpus=CountingConfig(source="fsdd"),
-    recogniser=RecogniserConfig(num_steps=300),
-    num_tokens=1_000,
-    num_train=64,
-)
 
 
 def digit_decoder(
