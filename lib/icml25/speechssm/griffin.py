@@ -82,7 +82,7 @@ MINI = GriffinConfig(
 
 
 class RGLRU(nn.Module):
-    r"""The real-gated linear recurrent unit, {eq}`eq-ssm-rglru` in the book.
+    r"""The real-gated linear recurrent unit of Griffin.
 
     .. math::
 

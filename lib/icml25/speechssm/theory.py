@@ -20,7 +20,7 @@ __all__ = [
 
 
 def half_life(a: Tensor | float, r: float, *, c: float = 8.0) -> Tensor:
-    r"""Tokens after which half of an input is left, {eq}`eq-ssm-half-life`.
+    r"""Tokens after which half of an input is left.
 
     .. math:: t_{1/2} = \frac{\ln 2}{c\,r\,|\ln a|}
 
@@ -44,7 +44,7 @@ def half_life(a: Tensor | float, r: float, *, c: float = 8.0) -> Tensor:
 
 
 def griffin_bytes(config: GriffinConfig, *, itemsize: int = 4) -> int:
-    """Bytes of one row's state, whatever the length, {eq}`eq-ssm-bytes`.
+    """Bytes of one row's state, whatever the length.
 
     Args:
         config: the model's size.
