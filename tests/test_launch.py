@@ -43,6 +43,11 @@ CASES = {
         },
         lambda result: result["add_sub"]["methods"]["lora"]["train_loss"][0],
     ),
+    "speechssm": (
+        "mini",
+        {"eval_tokens": 64, "accumulate": 2},
+        lambda result: result["loss"],
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from icml25.speechssm.attention import LocalAttention
 from icml25.speechssm.generate import generate, prefill, sample_next, stream
 from icml25.speechssm.griffin import (
     GRIFFIN_2B,
@@ -21,7 +22,6 @@ from icml25.speechssm.griffin import (
     RGLRU,
     GriffinConfig,
     GriffinLM,
-    LocalAttention,
     RecurrentBlock,
     released_state,
 )

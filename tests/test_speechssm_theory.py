@@ -106,13 +106,6 @@ def test_unseen_turns():
     assert torch.equal(seen, wavelength > 127)
 
 
-def test_num_windows():
-    assert theory.num_windows(700, 750, 100) == 1
-    assert theory.num_windows(6000, 750, 100) == 10
-    with pytest.raises(ValueError, match="overlap"):
-        theory.num_windows(10, 5, 5)
-
-
 # --- training and likelihood
 
 

@@ -8,14 +8,13 @@ from icml25.speechssm.experiments import EXPERIMENTS
 from icml25.speechssm.generate import generate, stream
 from icml25.speechssm.griffin import RGLRU, GriffinConfig, GriffinLM
 from icml25.speechssm.scan import linear_scan
-from icml25.speechssm.transformer import TransformerConfig, TransformerLM
+from icml25.speechssm.transformer import TransformerLM
 
 __all__ = [
     "EXPERIMENTS",
     "RGLRU",
     "GriffinConfig",
     "GriffinLM",
-    "TransformerConfig",
     "TransformerLM",
     "generate",
     "linear_scan",

@@ -27,7 +27,6 @@ from .training import Recipe, nll_by_token, nll_in_ranges, train_lm
 from .transformer import TransformerConfig, TransformerLM
 
 __all__ = [
-    "LAPTOP",
     "CountingRun",
     "build_model",
     "listen_over_time",
@@ -36,7 +35,6 @@ __all__ = [
     "shipped_model",
     "shipped_tokenizer",
     "train_on_counting",
-    "utterance_coherence",
 ]
 
 ASSETS = Path(__file__).parent / "assets"

@@ -14,6 +14,7 @@ from .tokens import check_ids
 __all__ = ["DecoderConfig", "PromptedMelDecoder", "prompt_vector", "train_decoder"]
 
 _MAX_DEVIATION = 6.0  # standard deviations of a mel band
+_MAX_VOICE = 3.0  # standard deviations of a number of the prompt
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,12 @@ class PromptedMelDecoder(nn.Module):
             )
         if not torch.isfinite(prompt).all():
             raise ValueError("prompt holds NaN or infinite values")
-        return ((prompt - self.prompt_mean) / self.prompt_std).expand(batch, -1)
+        normal = (prompt - self.prompt_mean) / self.prompt_std
+        # No stranger lies further out than the voices of training do, and the maps of
+        # the 2 M numbers, which move together, start with outputs of order one: with
+        # the raw numbers one optimiser step moves a channel's scale by itself.
+        bounded = _MAX_VOICE * torch.tanh(normal / _MAX_VOICE)
+        return (bounded / (2 * self.num_mels) ** 0.5).expand(batch, -1)
 
     def _normal(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
         voice = self._voice(prompt, len(ids))  # (B, 2M)
@@ -142,7 +148,7 @@ class PromptedMelDecoder(nn.Module):
         x = x + self.voice(voice)[..., None]
         for conv, film in zip(self.convs, self.film, strict=True):
             scale, shift = film(voice)[..., None].chunk(2, 1)
-            x = x + F.gelu((1 + scale) * conv(x) + shift)
+            x = x + F.gelu((1 + scale.tanh()) * conv(x) + shift)
         out = self.leave(x).transpose(1, 2)  # (B, L, f M)
         frames = out.reshape(len(ids), -1, self.num_mels)
         return frames + self.level(voice)[:, None]
@@ -214,6 +220,7 @@ class PromptedMelDecoder(nn.Module):
         self.prompt_std.copy_(voices.std(0, correction=0) + 0.1)
         if c.use_prompt:  # begin with the bands of the prompt as they are
             own_level = self.prompt_std[: self.num_mels] / self.mel_std
+            own_level = own_level * (2 * self.num_mels) ** 0.5  # as `_voice` divides
             self.level.weight.data[:, : self.num_mels] = own_level.diag()
         token_start, flat_ids = _flatten([ids[n] for n in use])
         frame_start, flat_mel = _flatten([mels[n][: len(ids[n]) * f] for n in use])

@@ -118,7 +118,7 @@ def gate_figure(a: float, r: float) -> Figure:
 
     decay = a ** (8 * r)
     life = float(half_life(a, r)) / TOKENS_PER_S
-    seconds = torch.linspace(0, 20, 201)
+    seconds = torch.linspace(0, 20, 81)
     figure = Figure(figsize=(6.4, 2.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 2.4))
     left.bar(
@@ -267,7 +267,8 @@ def swap_frame(prompt: str, cosines: Mapping[str, float], uri: str) -> str:
 def _player(label: str, uri: str) -> str:
     label = html.escape(label)
     return (
-        f'<figure style="margin:.4em 0"><figcaption>{label}</figcaption>'
+        '<figure style="margin:.4em 0">'
+        f'<figcaption style="font:inherit;text-align:left">{label}</figcaption>'
         f'<audio controls preload="none" aria-label="{label}" '
         f'style="width:100%;max-width:420px" src="{uri}"></audio></figure>'
     )

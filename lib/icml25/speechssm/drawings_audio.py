@@ -1,8 +1,8 @@
-"""The pictures of experiment C, drawn from what the probes return."""
+"""The pictures of experiment C."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,15 +10,13 @@ from torch import Tensor
 
 from icml25.core.figures import COLORS
 
-from .probes import ReadingTask
+from .joins import ReadingTask
 from .windows import join_distance, tokenize_long, window_bounds
 
 __all__ = [
-    "draw_joins",
     "draw_similarity",
     "draw_spectrograms",
     "draw_strip",
-    "draw_swap",
     "strip_data",
 ]
 
@@ -56,6 +54,7 @@ def draw_spectrograms(
             vmin=high - 14,
             vmax=high,
             extent=(0, len(mel) / frame_rate, 0, mel.shape[1]),
+            interpolation="nearest",  # sharp cells also make a small file
         )
         ax.set_title(title, loc="left", fontsize=9)
         ax.set_ylabel("mel band")
@@ -118,33 +117,6 @@ def draw_strip(data: Mapping[str, Tensor], *, title: str = "", width: float = 7.
     return figure
 
 
-def draw_joins(joins: Sequence[Mapping[str, float]], *, width: float = 5.5):
-    """Agreement at the joins: windows side by side against overlapping ones."""
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(width, 2.8), layout="constrained")
-    sizes = sorted({row["window"] for row in joins})
-    for x, size in enumerate(sizes):
-        rows = [row for row in joins if row["window"] == size]
-        bare = next(row for row in rows if row["overlap"] == 0)
-        best = max(rows, key=lambda row: row["overlap"])
-        ax.bar(x - 0.2, bare["at_join"], 0.36, color=COLORS["baseline"])
-        ax.bar(x + 0.2, best["at_join"], 0.36, color=COLORS["method"])
-        ax.text(x + 0.2, 0.03, f"{best['overlap']}", ha="center", color="white")
-        ax.plot([x - 0.42, x + 0.42], [best["overall"]] * 2, color="black", lw=1)
-    ax.set_xticks(range(len(sizes)), [f"{size / 25:.0f} s" for size in sizes])
-    ax.set_xlabel("window")
-    ax.set_ylabel("tokens as in the whole")
-    ax.set_ylim(0, 1.15)
-    labels = {"side by side, at joins": "baseline", "overlapping, at joins": "method"}
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[c]) for c in labels.values()]
-    line = plt.Line2D([], [], color="black", lw=1)
-    ax.legend(
-        [*handles, line], [*labels, "everywhere"], ncols=3, fontsize=8, loc="upper left"
-    )
-    return figure
-
-
 def draw_similarity(result: Mapping[str, Any], *, width: float = 5.5):
     """Cosine to the prompt's voice over time, from ``run_voices``."""
     import matplotlib.pyplot as plt
@@ -166,25 +138,4 @@ def draw_similarity(result: Mapping[str, Any], *, width: float = 5.5):
     ax.set_xlim(left=0)
     ax.set_ylim(min(0, result["others"]["own"] - 0.05), 1.2)
     ax.legend(fontsize=8, ncols=3, loc="upper left")
-    return figure
-
-
-def draw_swap(result: Mapping[str, Any], *, width: float = 4.2):
-    """The voice-swap matrix: prompt down, real voice across."""
-    import matplotlib.pyplot as plt
-
-    matrix = torch.tensor(result["swap"])
-    figure, ax = plt.subplots(figsize=(width, 0.85 * width), layout="constrained")
-    image = ax.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
-    for i, row in enumerate(matrix.tolist()):
-        for j, value in enumerate(row):
-            color = "white" if abs(value) > 0.6 else "black"
-            ax.text(j, i, f"{value:.1f}", ha="center", va="center", color=color, size=8)
-    ticks = range(len(matrix))
-    ax.set_xticks(ticks, [f"{i + 1}" for i in ticks])
-    ax.set_yticks(ticks, [f"{i + 1}" for i in ticks])
-    ax.set_xlabel("compared with voice")
-    ax.set_ylabel("prompt of voice")
-    ax.grid(False)
-    figure.colorbar(image, ax=ax, label="cosine", fraction=0.046)
     return figure

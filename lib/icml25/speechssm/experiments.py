@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from icml25.core import Experiment
 
-from . import counting, longform, memory, mini, probes
+from . import counting, digits, joins, longform, memory, mini, persistence
 
 EXPERIMENTS = {
     "counting": Experiment(
@@ -41,33 +41,33 @@ EXPERIMENTS = {
         summary="a 40M hybrid on LibriSpeech with accelerate (laptop: a dry run)",
     ),
     "windows": Experiment(
-        probes.run_windows,
-        laptop=probes.LAPTOP_WINDOWS,
+        joins.run_windows,
+        laptop=joins.LAPTOP_WINDOWS,
         summary="tokens at the joins of windows; the cue that speech is about to end",
     ),
     "windows-librispeech": Experiment(
-        probes.run_windows,
-        laptop=probes.RECORDED_WINDOWS,
+        joins.run_windows,
+        laptop=joins.RECORDED_WINDOWS,
         summary="the same on recorded readers",
     ),
     "voices": Experiment(
-        probes.run_voices,
-        laptop=probes.LAPTOP_VOICES,
+        persistence.run_voices,
+        laptop=persistence.LAPTOP_VOICES,
         summary="the voice over a long reading, decoded with and without a prompt",
     ),
     "voices-librispeech": Experiment(
-        probes.run_voices,
-        laptop=probes.RECORDED_VOICES,
+        persistence.run_voices,
+        laptop=persistence.RECORDED_VOICES,
         summary="the same on recorded readers",
     ),
     "voices-shipped": Experiment(
-        probes.run_voices,
-        laptop=probes.SHIPPED_VOICES,
+        persistence.run_voices,
+        laptop=persistence.SHIPPED_VOICES,
         summary="train and write the decoders that ship with the package",
     ),
     "digits": Experiment(
-        probes.run_digits,
-        laptop=probes.LAPTOP_DIGITS,
+        digits.run_digits,
+        laptop=digits.LAPTOP_DIGITS,
         summary="digit errors from tokens to sound and back",
     ),
     "longform": Experiment(
@@ -78,6 +78,11 @@ EXPERIMENTS = {
     "longform-librispeech": Experiment(
         longform.run_longform,
         laptop=longform.RECORDED_LONGFORM,
-        summary="the same on recorded readers, with every judge that is installed",
+        summary="the same on recorded readers, with judges of voice and naturalness",
+    ),
+    "longform-transcripts": Experiment(
+        longform.run_longform,
+        laptop=longform.TRANSCRIBED_LONGFORM,
+        summary="recorded readers again, judged by their transcripts",
     ),
 }

@@ -14,7 +14,13 @@ from icml25.core import make_generator
 from .audio import MelConfig, log_mel
 from .recordings import ReadingConfig, Recording, librispeech_mini, read_aloud
 from .tokens import KMeansTokenizer, TokenizerConfig
-from .windows import join_distance, tokenize_long, window_bounds
+from .windows import (
+    Window,
+    join_distance,
+    split_windows,
+    tokenize_long,
+    window_bounds,
+)
 
 __all__ = [
     "ReadingTask",
@@ -24,8 +30,6 @@ __all__ = [
     "probe_end",
     "run_windows",
 ]
-
-_SILENT = -13.815510557964274  # log 1e-6: a frame of digital zeros
 
 
 @dataclass(frozen=True)
@@ -213,14 +217,14 @@ def probe_end(
         features = []
         for mel, count in zip(clips, counts, strict=True):
             end = len(mel) // unit * unit
-            last = mel[end - count * unit : end]
-            if tail == "silence":
-                fill = torch.full_like(mel[: (window - count) * unit], _SILENT)
-            elif tail == "repeat":  # from the beginning of the same recording
-                fill = mel[: (window - count) * unit]
-            else:  # what was said before: the window is full, and nothing is filled
-                fill = mel[end - window * unit : end - count * unit]
-            pair = torch.stack([torch.cat([last, fill]), mel[: window * unit]])
+            if tail == "control":  # with what was said before: full, nothing filled
+                early = mel[end - window * unit : end - count * unit]
+                last = torch.cat([mel[end - count * unit : end], early])
+            else:
+                start = end // unit - count
+                bounds = [Window(start, start + window, start, start + count)]
+                last = split_windows(mel[:end], bounds, tail=tail, unit=unit)[0]
+            pair = torch.stack([last, mel[: window * unit]])
             ids = task.tokenizer.encode(pair.to(device))[:, :count].cpu()  # (2, count)
             histogram = torch.nn.functional.one_hot(ids, vocab).float().mean(1)
             features.append(histogram)

@@ -16,13 +16,8 @@ from icml25.core import make_generator
 from .audio import MelConfig, check_audio, griffin_lim, log_mel
 from .decoder import PromptedMelDecoder, prompt_vector
 from .evaluators import load_evaluators
-from .probes import (
-    ReadingTask,
-    VoiceConfig,
-    prepare_reading,
-    speaker_space,
-    train_decoders,
-)
+from .joins import ReadingTask, prepare_reading
+from .persistence import RECORDED_VOICES, VoiceConfig, speaker_space, train_decoders
 from .recordings import ReadingConfig, Recording
 from .voices import SpeakerSpace
 from .windows import decode_long, tokenize_long
@@ -32,6 +27,7 @@ __all__ = [
     "LongItem",
     "group_segments",
     "librispeech_long",
+    "measure_longform",
     "measure_over_time",
     "run_longform",
 ]
@@ -234,8 +230,14 @@ class LongFormConfig:
 
 LAPTOP_LONGFORM = LongFormConfig()
 RECORDED_LONGFORM = LongFormConfig(
+    source="librispeech", voice=RECORDED_VOICES, judges=("voice", "naturalness")
+)
+TRANSCRIBED_LONGFORM = LongFormConfig(  # a transcriber is slow: two items
     source="librispeech",
-    judges=("transcribe", "meaning", "perplexity", "voice", "naturalness"),
+    voice=RECORDED_VOICES,
+    target_s=45.0,
+    num_items=2,
+    judges=("transcribe", "meaning", "perplexity"),
 )
 
 

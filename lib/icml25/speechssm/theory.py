@@ -14,14 +14,13 @@ __all__ = [
     "attention_ceiling",
     "griffin_bytes",
     "half_life",
-    "num_windows",
     "transformer_bytes",
     "unseen_turns",
 ]
 
 
 def half_life(a: Tensor | float, r: float, *, c: float = 8.0) -> Tensor:
-    r"""Tokens after which half of an input is left, {eq}`eq-ssm-half-life`.
+    r"""Tokens after which half of an input is left.
 
     .. math:: t_{1/2} = \frac{\ln 2}{c\,r\,|\ln a|}
 
@@ -45,7 +44,7 @@ def half_life(a: Tensor | float, r: float, *, c: float = 8.0) -> Tensor:
 
 
 def griffin_bytes(config: GriffinConfig, *, itemsize: int = 4) -> int:
-    """Bytes of one row's state, whatever the length, {eq}`eq-ssm-bytes`.
+    """Bytes of one row's state, whatever the length.
 
     Args:
         config: the model's size.
@@ -118,18 +117,3 @@ def unseen_turns(
     theta = base ** (-torch.arange(num_pairs, dtype=torch.float64) / num_pairs)
     covered = (trained - 1) * theta
     return (covered < 2 * math.pi) & ((length - 1) * theta > covered)
-
-
-def num_windows(num_tokens: int, window: int, overlap: int) -> int:
-    """Windows that cover a recording: 1, or ``ceil((N - O) / (W - O))``.
-
-    Raises:
-        ValueError: a window that is not longer than a non-negative overlap.
-    """
-    if not 0 <= overlap < window:
-        raise ValueError(
-            f"overlap must lie in [0, window), got {overlap} of window {window}"
-        )
-    if num_tokens <= window:
-        return 1
-    return math.ceil((num_tokens - overlap) / (window - overlap))

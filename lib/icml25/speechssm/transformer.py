@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .griffin import LocalAttention, check_heads
+from .attention import LocalAttention, check_heads
 from .layers import LanguageModel, LayerState, check_layer, rotate
 
 __all__ = ["FullAttention", "TransformerConfig", "TransformerLM"]

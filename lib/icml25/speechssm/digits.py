@@ -1,4 +1,4 @@
-"""Experiment C: its parts under one name, and digits from tokens to sound and back."""
+"""Digits from tokens to sound and back."""
 
 from __future__ import annotations
 
@@ -17,27 +17,6 @@ from .decoder import (
     prompt_vector,
     train_decoder,
 )
-from .joins import (
-    LAPTOP_WINDOWS,
-    RECORDED_WINDOWS,
-    ReadingTask,
-    WindowConfig,
-    measure_joins,
-    prepare_reading,
-    probe_end,
-    run_windows,
-)
-from .persistence import (
-    LAPTOP_VOICES,
-    RECORDED_VOICES,
-    SHIPPED_VOICES,
-    VoiceConfig,
-    measure_voices,
-    run_voices,
-    shipped_voices,
-    speaker_space,
-    train_decoders,
-)
 from .recogniser import (
     DigitRecogniser,
     RecogniserConfig,
@@ -47,28 +26,10 @@ from .recogniser import (
 
 __all__ = [
     "LAPTOP_DIGITS",
-    "LAPTOP_VOICES",
-    "LAPTOP_WINDOWS",
-    "RECORDED_DIGITS",
-    "RECORDED_VOICES",
-    "RECORDED_WINDOWS",
-    "SHIPPED_VOICES",
     "DigitsConfig",
-    "ReadingTask",
-    "VoiceConfig",
-    "WindowConfig",
     "digit_decoder",
     "measure_digits",
-    "measure_joins",
-    "measure_voices",
-    "prepare_reading",
-    "probe_end",
     "run_digits",
-    "run_voices",
-    "run_windows",
-    "shipped_voices",
-    "speaker_space",
-    "train_decoders",
 ]
 
 
@@ -84,12 +45,6 @@ class DigitsConfig:
 
 
 LAPTOP_DIGITS = DigitsConfig()
-RECORDED_DIGITS = DigitsConfig(
-    corpus=CountingConfig(source="fsdd"),
-    recogniser=RecogniserConfig(num_steps=300),
-    num_tokens=1_000,
-    num_train=64,
-)
 
 
 def digit_decoder(
