@@ -62,7 +62,7 @@ def _all_supports(gram: Tensor, linear: Tensor) -> Tensor:
     """Solve every support's KKT system by sweeping; keep the best feasible one."""
     m = gram.shape[-1]
     # Pieces of this size stay in a CPU's cache; a GPU takes all at once.
-    size = 512 if gram.device.type == "cpu" else 1 << 20
+    size = 256 if gram.device.type == "cpu" else 1 << 20
     pieces = zip(
         gram.reshape(-1, m, m).split(size),
         linear.reshape(-1, m).split(size),
