@@ -126,6 +126,16 @@ def test_the_scorecard_leads_to_the_cell_behind_every_verdict(parsed):
         assert row["measured"] in drawn.get_text()
 
 
+def test_the_trust_page_gives_a_reason_for_every_row_not_shown(parsed):
+    drawn = parsed["book/trust"].select("dl.icml25-missed dt a")
+    missed = [row for row in claims.ledger() if row["verdict"] == claims.NOT_SHOWN]
+    assert [link.get_text() for link in drawn] == [row["id"] for row in missed]
+    for link, row in zip(drawn, missed, strict=True):
+        assert link["href"].endswith(f"#claim-{row['id']}")
+        reason = link.find_parent("dt").find_next_sibling("dd").get_text()
+        assert row["why"][1:].rstrip(".") in reason
+
+
 def test_totals_count_the_whole_ledger(parsed):
     rows = claims.ledger()
     for name in ("book/intro", "book/scorecard", "book/trust"):

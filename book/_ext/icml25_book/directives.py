@@ -147,6 +147,21 @@ class Scorecard(_Generated):
         )
 
 
+class NotShown(_Generated):
+    """The rows that were not shown, each with its reason and the cell behind it."""
+
+    def draw(self, book: list[Chapter]) -> str:
+        rows = "".join(
+            f"<dt>{escape(row['claim'])} "
+            f'<a href="{self.href(chapter.docname, "claim-" + row["id"])}">'
+            f"{escape(row['id'])}</a></dt><dd><p>{_sentence(row['why'])}</p></dd>"
+            for chapter in book
+            for row in chapter.rows
+            if row["verdict"] == claims.NOT_SHOWN
+        )
+        return f'<dl class="simple icml25-missed">{rows}</dl>'
+
+
 class RunTimes(_Generated):
     """What each stored run took, and on what kind of machine."""
 
@@ -248,6 +263,10 @@ def _evidence(row: dict) -> str:
     )
 
 
+def _sentence(text: str) -> str:
+    return escape(text[:1].upper() + text[1:].rstrip(".") + ".")
+
+
 def _duration(seconds: float | None) -> str:
     """Seconds with no more digits than a rerun would repeat."""
     if seconds is None:
@@ -278,6 +297,7 @@ DIRECTIVES = {
     "chapter-cards": ChapterCards,
     "ledger-totals": LedgerTotals,
     "scorecard": Scorecard,
+    "not-shown": NotShown,
     "run-times": RunTimes,
     "recorded-runs": RecordedRuns,
     "api-module": ApiModule,
