@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import built_book
 import pytest
+import torch
 from built_book import ROOT
 from icml25.core.runtime import CHAPTERS
 
@@ -31,3 +32,16 @@ def test_the_example_of_a_page_runs(page, capsys):
     assert max(map(len, code.splitlines())) <= 79
     failed, _ = doctest.DocTestRunner().run(example)
     assert not failed, capsys.readouterr().out
+
+
+def test_the_example_of_the_readme_runs():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    names["model"](torch.ones(4, 64)).square().mean().backward()
+    before = [parameter.clone() for parameter in names["model"].parameters()]
+    names["optimizer"].step()
+    after = names["model"].parameters()
+    moved = [not torch.equal(a, b) for a, b in zip(after, before, strict=True)]
+    assert all(moved)

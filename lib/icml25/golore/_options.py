@@ -31,7 +31,8 @@ def check_options(group: dict[str, Any]) -> None:
         if p.dim() != 2:
             raise ValueError(
                 f"a group with a rank holds matrices only, got {name}; put it in a "
-                "group with rank=None, or pass a 2-D view of it"
+                "group with rank=None (split_param_groups(model, include=...) makes "
+                "both groups), or pass a 2-D view of it"
             )
         if rank > min(p.shape):
             raise ValueError(f"rank must be at most min(m, n), got {rank} for {name}")
