@@ -100,7 +100,7 @@ def _strip(pictures: Sequence[Tensor], *, alt: str) -> str:
     return (
         f'<img alt="{html.escape(alt)}" src="data:image/webp;base64,{data}" '
         'style="display:block;width:100%;image-rendering:pixelated;'
-        'padding:0;background:none">'
+        'padding:0;background:none;filter:none">'
     )
 
 
