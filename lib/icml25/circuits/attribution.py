@@ -274,22 +274,23 @@ def _add_step(
         sums[module] = sums[module].add_(value) if module in sums else value
 
     for layer, block in enumerate(adapter.blocks):
-        x_hat, scale = adapter.normalise(
-            block.attn_norm, inputs[block.attn_norm].flatten(0, 1)
-        )
+        norm, mlp_norm = block.attn_norm, block.mlp_norm
+        x_hat, scale = adapter.normalise(norm, inputs[norm].flatten(0, 1))
         y, g = (
-            adapter.split_reads(tuple(each[m] for m in block.qkv)).flatten(1, 2).float()
+            adapter.split_reads(tuple(each[m] for m in block.qkv))
             for each in (outputs, gradients)
         )
-        g = g * scale  # (S, n, d_h)
-        add(block.attn_norm, g)
-        along = ((y - reads[layer][1]) * g).sum(-1) / adapter.dim  # (S, n)
+        # (S, B, T, d_h) -> (S, n, d_h)
+        y = y.flatten(1, 2).float() - reads[layer][1]
+        g = g.flatten(1, 2).float() * scale
+        add(norm, g)
+        along = (y * g).sum(-1) / adapter.dim  # (S, n)
         start, count = layer * graph.slots_per_layer, graph.first_source(layer)
-        scores[:count, start : start + adapter.num_reads] -= _projected(
-            sources[:count], x_hat, along
-        )
-        add(block.mlp_norm, _at_norm(adapter, block.mlp_norm, inputs, gradients))
-    add(adapter.final_norm, _at_norm(adapter, adapter.final_norm, inputs, gradients))
+        stop = start + adapter.num_reads
+        scores[:count, start:stop] -= _projected(sources[:count], x_hat, along)
+        add(mlp_norm, _at_norm(adapter, mlp_norm, inputs, gradients))
+    last = adapter.final_norm
+    add(last, _at_norm(adapter, last, inputs, gradients))
 
 
 def _projected(sources: Tensor, x_hat: Tensor, along: Tensor) -> Tensor:
