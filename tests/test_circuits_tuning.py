@@ -17,6 +17,7 @@ from icml25.circuits.compare import LAPTOP, PAPER, compare_allocations
 from icml25.circuits.composition import CompositionConfig, run_composition
 from icml25.circuits.data import composition_pairs, mix, small_pairs
 from icml25.circuits.drift import DriftConfig, run_drift
+from icml25.circuits.encoding import NumberTokenizer, encode_items
 from icml25.circuits.lora import add_lora, critical_layers, equal_rank, lora_numel
 from icml25.circuits.pairs import PromptPairs
 from icml25.circuits.small import (
@@ -29,8 +30,6 @@ from icml25.circuits.small import (
 )
 from icml25.circuits.tasks import (
     TASKS,
-    NumberTokenizer,
-    encode_items,
     is_held_out,
     make_items,
     split_items,

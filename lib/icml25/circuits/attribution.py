@@ -82,11 +82,13 @@ def attribute_edges(
 
     Notes:
         No head's input or output is materialised under autograd. The stock forward runs
-        ``steps`` times with frozen parameters; gradients are taken at the projections'
-        outputs and pulled back through the norm in closed form, one layer at a time,
-        and each layer is one matrix product of ``[U', B T d]`` with ``[B T d, S]``.
-        Memory beside the model's: ``U B T d`` for the differences and one layer's
-        ``S B T d`` gradients, float32 whatever the model's dtype.
+        ``steps`` times with frozen parameters, and gradients are taken at the
+        projections' outputs, where heads are narrow. There the steps are summed; the
+        sums are opened to the full width, and contracted, once: one product of
+        ``[U', B T d]`` with ``[B T d, S]`` a layer, whatever the number of steps.
+        Memory beside the model's: ``U B T d`` for the differences, ``4 L B T d`` for
+        the sums (with as many key-value heads as heads) and one layer's ``S B T d``
+        gradients, float32 whatever the model's dtype.
 
     Source:
         Section 3 of the paper; Syed et al. (2023) for EAP, Hanna et al. (2024) for IG.
@@ -94,7 +96,7 @@ def attribute_edges(
     metric = resolve_metric(metric)
     adapter = Adapter(model)
     points, weights = quadrature(rule, steps)
-    maps = [_folded_reads(adapter, layer) for layer in range(len(adapter.blocks))]
+    reads = [_folded_reads(adapter, layer) for layer in range(len(adapter.blocks))]
     graph, total = adapter.graph, None
     every = range(len(points))
     groups = [list(every)] if fold else [[k] for k in every]
@@ -104,8 +106,9 @@ def attribute_edges(
             corrupted = _Run.of(adapter, batch.corrupted, batch)
             differences = _differences(adapter, clean, corrupted, batch)
             scores = differences.new_zeros(graph.mask.shape)
+            sums: dict[nn.Module, Tensor] = {}
             for group in groups:
-                captured, gradients = _gradients(
+                captured = _gradients(
                     adapter,
                     batch.repeat(len(group)) if len(group) > 1 else batch,
                     clean,
@@ -115,7 +118,9 @@ def attribute_edges(
                     metric,
                     number,
                 )
-                _contract(adapter, scores, differences, captured, gradients, maps)
+                _add_step(adapter, scores, sums, differences, captured, reads)
+                del captured  # before the next run takes its memory
+            _contract(adapter, scores, sums, differences, reads)
             total = scores if total is None else total + scores
     return total * graph.mask.to(total.device) / len(pairs)
 
@@ -178,11 +183,17 @@ def _differences(
     return out
 
 
-def _folded_reads(adapter: Adapter, layer: int) -> Tensor:
-    """Maps from the normalised residual to each slot, ``[S, d_h, d]``, gain inside."""
-    weights, _ = adapter.read_weights(layer)
+def _folded_reads(adapter: Adapter, layer: int) -> tuple[Tensor, Tensor]:
+    """Maps from the normalised residual to each slot, the norm folded into them.
+
+    Weights ``[S, d_h, d]`` with gain and centring inside, and offsets ``[S, 1, d_h]``:
+    what a projection puts out is ``weights @ x_hat + offset``.
+    """
+    weights, offsets = adapter.read_weights(layer)
     norm = adapter.blocks[layer].attn_norm
-    return adapter.gain(norm, weights).transpose(1, 2).contiguous()
+    if (bias := adapter.norm_bias(norm)) is not None:
+        offsets = offsets + bias.float().unsqueeze(0) @ weights
+    return adapter.gain(norm, weights).transpose(1, 2).contiguous(), offsets
 
 
 def _mlp_and_final(adapter: Adapter) -> list[nn.Module]:
@@ -198,8 +209,8 @@ def _gradients(
     shares: list[float],
     metric: Metric,
     number: int,
-) -> tuple[dict, dict]:
-    """Norm inputs, and gradients at the norms' and projections' outputs."""
+) -> tuple[dict, dict, dict]:
+    """Norms' inputs, norms' and projections' outputs, and gradients at the latter."""
     inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, Tensor] = {}
     times, size = len(alphas), len(clean.logits)
@@ -240,37 +251,55 @@ def _gradients(
         found = torch.autograd.grad(loss, [outputs[module] for module in wanted])
     return (
         {module: value.detach() for module, value in inputs.items()},
+        {module: value.detach() for module, value in outputs.items()},
         dict(zip(wanted, found, strict=True)),
     )
 
 
-def _contract(
+def _add_step(
     adapter: Adapter,
     scores: Tensor,
+    sums: dict[nn.Module, Tensor],
     differences: Tensor,
-    inputs: dict,
-    gradients: dict,
-    maps: list[Tensor],
+    captured: tuple[dict, dict, dict],
+    reads: list[tuple[Tensor, Tensor]],
 ) -> None:
-    """Pull gradients back to the slots, layer by layer, and add to the scores."""
-    graph = adapter.graph
-    rows = differences.shape[1]  # prompts; a folded batch is a multiple of it
+    """Sum one step's gradients, heads still narrow; add what cannot wait to scores."""
+    graph, (inputs, outputs, gradients) = adapter.graph, captured
+    sources = differences.flatten(1, 2)  # (U, n, d)
+
+    def add(module: nn.Module, value: Tensor) -> None:
+        # Folded steps of one prompt add up first: (..., m n, w) -> (..., n, w)
+        value = value.unflatten(-2, (-1, sources.shape[1])).sum(-3)
+        sums[module] = sums[module].add_(value) if module in sums else value
+
     for layer, block in enumerate(adapter.blocks):
-        reads = adapter.split_reads(tuple(gradients[m] for m in block.qkv)).float()
-        slots = pull_back_reads(
-            reads.flatten(1, 2),  # (S, B, T, d_h) -> (S, B T, d_h)
-            maps[layer],
-            *adapter.normalise(block.attn_norm, inputs[block.attn_norm].flatten(0, 1)),
-            room=1,
+        norm, mlp_norm = block.attn_norm, block.mlp_norm
+        x_hat, scale = adapter.normalise(norm, inputs[norm].flatten(0, 1))
+        y, g = (
+            adapter.split_reads(tuple(each[m] for m in block.qkv))
+            for each in (outputs, gradients)
         )
-        slots[-1] = _at_norm(adapter, block.mlp_norm, inputs, gradients)
-        count = graph.first_source(layer)
-        count += 0 if graph.is_parallel else graph.num_heads
-        start = layer * graph.slots_per_layer
-        end = start + graph.slots_per_layer
-        _add_products(scores[:count, start:end], differences[:count], slots, rows)
-    final = _at_norm(adapter, adapter.final_norm, inputs, gradients)
-    _add_products(scores[:, -1:], differences, final.unsqueeze(0), rows)
+        # (S, B, T, d_h) -> (S, n, d_h)
+        y = y.flatten(1, 2).float() - reads[layer][1]
+        g = g.flatten(1, 2).float() * scale
+        add(norm, g)
+        along = (y * g).sum(-1) / adapter.dim  # (S, n)
+        start, count = layer * graph.slots_per_layer, graph.first_source(layer)
+        stop = start + adapter.num_reads
+        scores[:count, start:stop] -= _projected(sources[:count], x_hat, along)
+        add(mlp_norm, _at_norm(adapter, mlp_norm, inputs, gradients))
+    last = adapter.final_norm
+    add(last, _at_norm(adapter, last, inputs, gradients))
+
+
+def _projected(sources: Tensor, x_hat: Tensor, along: Tensor) -> Tensor:
+    """Sum over n of (source . x_hat) times along, ``[U', S]``."""
+    steps = x_hat.unflatten(0, (-1, sources.shape[1]))  # (m, n, d)
+    # (n, U', d) x (n, d, m): the differences are read once, in place.
+    shares = torch.bmm(sources.transpose(0, 1), steps.permute(1, 2, 0))
+    # (n, U', m) -> (U', m n); along is (S, m n)
+    return shares.permute(1, 2, 0).flatten(1) @ along.t()
 
 
 def _at_norm(
@@ -283,41 +312,29 @@ def _at_norm(
     )
 
 
-def _add_products(out: Tensor, differences: Tensor, slots: Tensor, rows: int) -> None:
-    """``out += differences @ slots.T``; folded steps of one prompt add up first."""
-    width = rows * differences.shape[2]
-    slots = slots.unflatten(1, (-1, width))  # (S, m B T, d) -> (S, m, B T, d)
-    slots = slots.sum(1) if slots.shape[1] > 1 else slots[:, 0]
-    out.addmm_(differences.flatten(1), slots.flatten(1).t())
-
-
-def pull_back_reads(
-    gradients: Tensor, maps: Tensor, x_hat: Tensor, scale: Tensor, *, room: int = 0
-) -> Tensor:
-    r"""Gradients at the projections' outputs, pulled back to each slot's own input.
-
-    With the norm's gain (and centring) folded into the map $W_s$, a slot's input
-    receives $r\,(W_s^\top g_s - \hat x\,\langle W_s\hat x, g_s\rangle/d)$.
-
-    Args:
-        gradients: ``[S, n, head_dim]``.
-        maps: ``[S, head_dim, d]``, from the normalised input to the slot.
-        x_hat: ``[n, d]`` normalised input.
-        scale: ``[n, 1]`` the norm's $r = 1/\sigma$.
-        room: slots to leave uninitialised at the end, for the caller to fill.
-
-    Returns:
-        ``[S + room, n, d]``.
-    """
-    num_slots, n, _ = gradients.shape
-    scaled = gradients * scale
-    out = gradients.new_empty(num_slots + room, n, x_hat.shape[-1])
-    torch.bmm(scaled, maps, out=out[:num_slots])
-    # <W x_hat, g> on the narrow side: (S, n, d_h), never (S, n, d).
-    forward = torch.matmul(x_hat, maps.transpose(1, 2))
-    along = (forward * scaled).sum(-1, keepdim=True) / x_hat.shape[-1]
-    out[:num_slots].addcmul_(x_hat.unsqueeze(0), along, value=-1)
-    return out
+def _contract(
+    adapter: Adapter,
+    scores: Tensor,
+    sums: dict[nn.Module, Tensor],
+    differences: Tensor,
+    reads: list[tuple[Tensor, Tensor]],
+) -> None:
+    """Open the summed gradients to the full width; one product a layer."""
+    graph, sources = adapter.graph, differences.flatten(1)  # (U, n d)
+    for layer, block in enumerate(adapter.blocks):
+        narrow, mlp = sums.pop(block.attn_norm), sums.pop(block.mlp_norm)
+        slots = mlp.new_empty(graph.slots_per_layer, *mlp.shape)
+        # (S, n, d_h) x (S, d_h, d) -> (S, n, d)
+        torch.bmm(narrow, reads[layer][0], out=slots[:-1])
+        slots[-1] = mlp
+        count = graph.first_source(layer)
+        count += 0 if graph.is_parallel else graph.num_heads
+        start = layer * graph.slots_per_layer
+        scores[:count, start : start + len(slots)].addmm_(
+            sources[:count], slots.flatten(1).t()
+        )
+    final = sums.pop(adapter.final_norm)
+    scores[:, -1:].addmm_(sources, final.flatten().unsqueeze(1))
 
 
 def pull_back_norm(

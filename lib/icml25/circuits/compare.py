@@ -14,10 +14,11 @@ from icml25.core import make_generator
 from .adapter import Adapter
 from .attribution import attribute_edges
 from .data import LIMIT, small_pairs
+from .encoding import NumberTokenizer, encode_items
 from .lora import circuit_lora_config, critical_layers, equal_rank, layer_importance
 from .pairs import PromptPairs
 from .small import BaseConfig, accuracy, adapt, load_base, random_neox, train
-from .tasks import NumberTokenizer, encode_items, make_items, split_items
+from .tasks import make_items, split_items
 
 METHODS = (
     "lora",

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from icml25.core import make_generator
 
+from .encoding import NumberTokenizer, encode_items
 from .pairs import PromptPairs
 from .tasks import (
     OPERATORS,
     TASKS,
     Item,
-    NumberTokenizer,
-    encode_items,
     make_items,
     split_items,
 )

@@ -15,9 +15,10 @@ from torch.nn import functional
 from icml25.core import make_generator, progress
 
 from .data import LIMIT
+from .encoding import NumberTokenizer
 from .lora import add_lora, wrap
 from .pairs import PromptPairs
-from .tasks import OPERATORS, NumberTokenizer, is_held_out
+from .tasks import OPERATORS, is_held_out
 
 OPERAND = 50  # the largest operand
 PRETRAINED = ("+", "max", "min")  # what the base model has learned
