@@ -60,6 +60,7 @@ class _Precision:
         self.first = torch.searchsorted(
             self.source, torch.arange(len(tree) + 1, device=length.device)
         )
+        self.reach = self.limit[self.first[1:] - 1]  # by place: its longest edge
         self.neighbours = last[run] - self.first[self.source] + 1
         self.within = torch.zeros_like(self.source)
         self.bounds = self.first.tolist()
@@ -75,6 +76,19 @@ class _Precision:
         limit = self.limit[edges, None]
         rows = self.source[edges] - begin
         self.within[edges] += (distance[rows] <= limit).sum(1)
+
+    def add_pairs(self, one: Tensor, other: Tensor, distance: Tensor) -> None:
+        """Distances ``(k,)`` of single pairs of places, each counted from both ends."""
+        for source in (one, other):
+            near = torch.nonzero(distance <= self.reach[source]).flatten()
+            first, end = self.first[source[near]], self.first[source[near] + 1]
+            count = end - first
+            edge = torch.arange(int(count.sum()), device=count.device)
+            edge += torch.repeat_interleave(
+                first - torch.cumsum(count, 0) + count, count
+            )
+            hit = distance[torch.repeat_interleave(near, count)] <= self.limit[edge]
+            self.within.index_add_(0, edge, hit.long())
 
     def value(self) -> float:
         precision = self.neighbours.double() / self.within
@@ -105,6 +119,9 @@ def tree_distortion(
         for metric, values in ((found, distance), (ideal, path)):
             if metric is ideal and even:
                 continue  # equal edges: neighbours are nearest by definition
+            if not isinstance(rows, slice):
+                metric.add_pairs(rows, cols, values)
+                continue
             nearest = values.min()
             metric.add(rows.start, rows.stop, values, nearest)
             metric.add(cols.start, cols.stop, values.T, nearest)
