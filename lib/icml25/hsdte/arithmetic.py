@@ -265,9 +265,10 @@ def dot(a: Tensor, b: Tensor, terms: int, method: str) -> Tensor:
         heads, error = _two_prod_wide(a, b, method)
         errors = [error]
         while heads.shape[0] > 1:
-            half, odd = divmod(heads.shape[0], 2)
-            head, error = two_sum(heads[:half], heads[half : 2 * half])
-            heads = torch.cat([head, heads[2 * half :]]) if odd else head
+            half = heads.shape[0] // 2
+            s, error = two_sum(heads[:half], heads[half : 2 * half])
+            odd = heads.shape[0] % 2
+            heads = torch.cat([s, heads[2 * half :]]) if odd else s
             errors.append(error)
         return torch.stack(two_sum(heads[0], _plain_sum(torch.cat(errors))))
     return distill(_partial_products(a, b, terms, method), terms)

@@ -87,10 +87,11 @@ def compiled_steps(
             out = step(*(Expansion(c, product=product) for c in components))
             return tuple(e.components for e in out)
 
-        graph = torch.compile(run, dynamic=True)
+        graph = torch.compile(run, dynamic=True, fullgraph=True)
 
         def call(*given: Expansion) -> tuple[Expansion, ...]:
-            components = [e.components for e in given]
+            # Copies, since the shape of what a view looks at would be guarded as well.
+            components = [e.components.clone() for e in given]
             alone = components[0].shape[1] == 1  # a size of 1 would be a constant, too
             if alone:
                 components = [c[:, [0, 0]] for c in components]
@@ -109,10 +110,11 @@ def compiled_steps(
         try:
             found = step(*arguments)
         except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
             raise RuntimeError(
-                f"compiled=True: torch.compile does not work on {device}; it needs a "
-                "C++ compiler such as g++ on the CPU, Triton on a GPU; or leave out "
-                "compiled=True"
+                f"compiled=True: torch.compile failed on {device}; it needs a C++ "
+                "compiler such as g++ on the CPU, Triton on a GPU. Mend that or leave "
+                f"out compiled=True. It says: {reason}"
             ) from error
         for a, b in zip(plain, found, strict=True):
             if not torch.equal(a.components, b.components):
