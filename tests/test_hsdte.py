@@ -763,6 +763,15 @@ def test_streamed_metrics_agree_with_the_matrix(weighted):
     assert streamed.pairs == whole.pairs == 80 * 79 // 2
 
 
+def test_short_edges_far_from_the_root_are_still_nearest():
+    # Paths are differences of heights; their rounding must not lose a neighbour.
+    for place in range(40):
+        long = 360.0 + place / 37
+        tree = RootedTree([-1, 0, 0, 1, 1, 2, 2], [0, long, 9, 0.01, 0.01, 0.01, 3])
+        report = embed_tree(tree, 3, terms=8, tau=0.5).report()
+        assert report.map == pytest.approx(report.map_ceiling) <= 1
+
+
 def test_metrics_refuse_a_matrix_of_another_size():
     with pytest.raises(ValueError, match="the tree has 7 nodes"):
         distortion(RootedTree.balanced(2, 2), torch.zeros(3, 3))
