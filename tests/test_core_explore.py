@@ -1,10 +1,14 @@
 """The interactive figure: frames, links, text form, budget."""
 
+import base64
+import io
+
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
 import pytest
 from icml25.core import explore
 from icml25.core.explore import MAX_BYTES
+from PIL import Image
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +105,19 @@ def test_drawings_become_images_with_alternative_text_and_are_closed():
     assert 'alt="a &quot;line&quot; to 1"' in visible(figure)
     assert "data:image/svg+xml;base64," in visible(figure)
     assert not plt.get_fignums()
+
+
+def test_a_palette_makes_sharper_pictures_of_fewer_bytes():
+    frames = []
+    for colors in (None, 64):
+        figure = explore(drawing, n=[1, 2], image="png", colors=colors)
+        data = base64.b64decode(visible(figure).partition("base64,")[2].split('"')[0])
+        frames.append((len(data), Image.open(io.BytesIO(data))))
+    (plain, first), (few, second) = frames
+    assert few < plain and second.width > first.width and second.mode == "P"
+    for colors, image in ((1, "png"), (257, "png"), (64, "svg")):
+        with pytest.raises(ValueError, match=f"colors={colors}"):
+            explore(drawing, n=[1, 2], image=image, colors=colors)
 
 
 def test_same_figure_same_frame():

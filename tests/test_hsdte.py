@@ -23,6 +23,7 @@ from icml25.hsdte import (
     distance_to_prototypes,
     embed_tree,
     expansion,
+    level,
     max_scale,
     reference,
     sphere_points,
@@ -158,6 +159,64 @@ def test_compiled_dekker_product_is_exact():
     assert product_is_exact("dekker", compiled=True)
 
 
+@pytest.mark.skipif(not os.environ.get("ICML25_SLOW"), reason="2 min; ICML25_SLOW=1")
+@pytest.mark.skipif(not CAN_COMPILE, reason="torch.compile has no C++ compiler here")
+@pytest.mark.parametrize("terms", [1, 2])
+def test_compiled_construction_repeats_every_bit(terms):
+    for tree in (RootedTree.balanced(3, 4), load_tree("carnivores")):
+        plain, fused = (
+            embed_tree(tree, 6, terms=terms, generator=generator(), compiled=compiled)
+            for compiled in (False, True)
+        )
+        assert torch.equal(plain.points.components, fused.points.components)
+
+
+@pytest.fixture
+def forget_compiled_steps():
+    level.compiled_steps.cache_clear()
+    yield
+    level.compiled_steps.cache_clear()
+
+
+def test_compiled_steps_take_levels_of_any_size(monkeypatch, forget_compiled_steps):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    caterpillar = RootedTree([-1, 0, 0, 1, 1, 3, 3, 5, 6, 6]).recentered()
+    for dim in (2, 5):
+        plain, fused = (
+            embed_tree(caterpillar, dim, terms=3, twist=False, compiled=compiled)
+            for compiled in (False, True)
+        )
+        assert torch.equal(plain.points.components, fused.points.components)
+
+
+def test_a_compiler_that_changes_the_bits_is_refused(
+    monkeypatch, forget_compiled_steps
+):
+    def careless(function, **options):
+        def run(*given):
+            return tuple(c * (1 + 2.0**-52) for c in function(*given))
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", careless)
+    with pytest.raises(RuntimeError, match="changes the arithmetic of 2 terms"):
+        embed_tree(RootedTree.balanced(2, 3), 3, terms=2, compiled=True)
+
+
+def test_a_missing_compiler_is_named(monkeypatch, forget_compiled_steps):
+    def missing(function, **options):
+        def run(*given):
+            raise RuntimeError("No working C++ compiler found")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", missing)
+    with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler.*No working"):
+        embed_tree(RootedTree.balanced(2, 3), 3, terms=2, compiled=True)
+    one = embed_tree(RootedTree.balanced(2, 3), 3, terms=1, compiled=True)
+    assert float(one.edge_errors().abs().max()) < 0.2  # has nothing to compile
+
+
 # Expansion arithmetic
 
 
@@ -208,6 +267,51 @@ def test_all_operations_keep_t_times_p_bits(dtype, terms):
     root = square.rsqrt()
     assert worst_bits(root, [1 / mpmath.sqrt(v) for v in norm]) <= -bits + 10
     assert worst_bits(square.reciprocal(), [1 / v for v in norm]) <= -bits + 10
+
+
+@pytest.mark.parametrize(
+    ("dtype", "terms"),
+    [(torch.float64, t) for t in (1, 2, 3, 4, 8)]
+    + [(torch.float32, t) for t in (1, 2, 3, 4)],
+)
+def test_joint_operations_keep_t_times_p_bits(dtype, terms):
+    a, b, c = (random_expansion((60,), terms, dtype, s) for s in (11, 12, 13))
+    u = random_expansion((60,), 1, dtype, 14)
+    exact, size = [], []
+    for i in range(60):
+        x, y, z, w = (e.to_mpmath(i) for e in (a, b, c, u))
+        exact.append(x + w * y + z * y)
+        size.append(abs(x) + abs(w * y) + abs(z * y))
+    bits = BITS[dtype] * terms
+    assert worst_bits(a.add_products((u, b), (c, b)), exact, size) <= -bits + 3
+    noise = generator(15)
+    near = 1 + torch.randint(-8, 9, (60,), generator=noise) * 2.0 ** -BITS[dtype]
+    near = Expansion.from_float(near.to(dtype), terms)
+    if terms > 1:
+        near = near + b * 2.0 ** -(BITS[dtype] + 4)
+    roots = [1 / mpmath.sqrt(near.to_mpmath(i)) for i in range(60)]
+    assert worst_bits(near.rsqrt_near_one(), roots) <= -bits + 10
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("terms", [1, 2, 3, 4])
+def test_differences_as_floats_are_right_however_much_cancels(terms, dtype):
+    a, b = (random_expansion((100,), terms, dtype, s) for s in (16, 17))
+    cases = [b]
+    for place in range(terms):  # agrees with a in all components before this one
+        near = a.components.clone()
+        near[place:] = b.components[place:] * a.components[0] / b.components[0]
+        cases.append(Expansion(renormalize(list(near), terms)))
+        near = a.components.clone()  # one unit apart, and then back by most of it
+        near[place] *= 1 + 2.0 ** (1 - BITS[dtype])
+        near[place + 1 :] -= near[place] - a.components[place]
+        cases.append(Expansion(renormalize(list(near), terms)))
+    for other in cases:
+        gap = a.minus_as_float(other)
+        assert gap.dtype == torch.float64
+        for i in range(100):
+            exact = a.to_mpmath(i) - other.to_mpmath(i)
+            assert abs(float(gap[i]) - exact) <= 2.0**-50 * abs(exact)
 
 
 @pytest.mark.parametrize("terms", [2, 3, 4])
@@ -277,7 +381,9 @@ def test_gradients_are_those_of_the_represented_value():
     def function(x, y):
         a, b = Expansion.from_float(x, 3), Expansion.from_float(y, 2)
         mixed = (a * b - b / a + a.sqrt() * 2.0).dot(b) + a.sum() * b.sum()
-        return (mixed * mixed.rsqrt() - 1.0).to_float()
+        joint = mixed.add_products((a.sum(), b.sum()[None]), (mixed, mixed))
+        gap = joint.minus_as_float(mixed * 0.5)
+        return (mixed * mixed.rsqrt() - 1.0).to_float() + gap
 
     leaves = x.requires_grad_(), y.requires_grad_()
     assert torch.autograd.gradcheck(function, leaves)
@@ -655,6 +761,15 @@ def test_streamed_metrics_agree_with_the_matrix(weighted):
     for name in ("d_ave", "d_max", "d_wc", "map", "map_ceiling"):
         assert getattr(streamed, name) == pytest.approx(getattr(whole, name), rel=1e-9)
     assert streamed.pairs == whole.pairs == 80 * 79 // 2
+
+
+def test_short_edges_far_from_the_root_are_still_nearest():
+    # Paths are differences of heights; their rounding must not lose a neighbour.
+    for short in (0.001, 0.002, 0.003, 0.005):
+        tree = RootedTree([-1, 0, 0, 1, 1, 2], [0, 361.1, 9, short, short, short])
+        report = embed_tree(tree, 3, tau=0.05).report()
+        ceiling = distortion(tree, tree.distances()).map
+        assert report.map_ceiling == pytest.approx(ceiling)
 
 
 def test_metrics_refuse_a_matrix_of_another_size():

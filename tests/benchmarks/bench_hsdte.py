@@ -1,8 +1,11 @@
-"""HS-DTE: batches of expansions against multiple precision and plainer forms."""
+"""HS-DTE: batches of expansions against multiple precision and plainer forms.
+
+Seconds of CPU. ICML25_SLOW=1 adds the compiled mode, which takes minutes to compile.
+"""
 
 from __future__ import annotations
 
-import itertools
+import os
 import time
 
 import mpmath
@@ -10,16 +13,16 @@ import torch
 from icml25.hsdte import RootedTree, embed_tree, max_scale
 from icml25.hsdte.arithmetic import BITS
 from icml25.hsdte.distances import pairwise_distance
-from icml25.hsdte.reference import distance_by_mpmath, embed_by_node
+from icml25.hsdte.reference import distances_by_pair, embed_by_node
 from icml25.hsdte.sphere import direction_table
 
 
 def _best(function, repeats: int = 5) -> float:
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         function()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return min(times)
 
 
@@ -33,33 +36,45 @@ def rows() -> list[dict]:
 
 
 def _against_mpmath():
+    """Per-node multiple precision at equal bits; both sides do all that they return.
+
+    The issue asks for 500 times. The plain side is as good as straightforward Python
+    gets: one inversion a parent, one deficit a point, mpmath's own dot products.
+    """
     tree, dim = RootedTree.balanced(3, 5), 20
     points = direction_table(tree.degree.tolist(), dim)
+    modes = [False, True] if os.environ.get("ICML25_SLOW") else [False]
     for terms in (1, 2, 4):
-        tau = max_scale(tree, terms)
-        kwargs = {"tau": tau, "terms": terms, "points": points}
-        ours = _best(lambda kwargs=kwargs: embed_tree(tree, dim, twist=False, **kwargs))
-        other = _best(lambda kwargs=kwargs: embed_by_node(tree, **kwargs), 1)
-        yield _row(
-            f"construct 3-ary, depth 5 (364 nodes), d=20, t={terms} / mpmath by node",
-            ours,
-            other,
-        )
-    x = embed_by_node(tree, tau=max_scale(tree, 2), terms=2, points=points)
-    pairs = list(itertools.islice(itertools.combinations(range(len(tree)), 2), 2000))
-    with mpmath.workprec(2 * BITS[torch.float64]):
-        each = _best(lambda: [distance_by_mpmath(x[i], x[j]) for i, j in pairs], 1)
-    all_pairs = each / len(pairs) * len(tree) * (len(tree) - 1) / 2
-    kwargs = {"tau": max_scale(tree, 2), "terms": 2, "points": points}
-    ours = _best(lambda: embed_tree(tree, dim, twist=False, **kwargs).distances())
-    other = _best(lambda: embed_by_node(tree, **kwargs), 1) + all_pairs
-    yield _row(
-        "construct and all distances, t=2 / mpmath by node and pair",
-        ours,
-        other,
-        1 / 50,
-        "mpmath's pairs are extrapolated from 2000",
-    )
+        kwargs = {"tau": max_scale(tree, terms), "terms": terms, "points": points}
+        begin = time.process_time()
+        x = embed_by_node(tree, **kwargs)
+        construct_s = time.process_time() - begin
+        with mpmath.workprec(BITS[torch.float64] * terms):
+            distances_by_pair(x)
+        both_s = time.process_time() - begin
+        for compiled in modes[: None if terms > 1 else 1]:
+
+            def construct(kwargs=kwargs, compiled=compiled):
+                return embed_tree(tree, dim, twist=False, compiled=compiled, **kwargs)
+
+            construct()  # compiles
+            mode = "compiled" if compiled else "eager"
+            named = terms == 2
+            yield _row(
+                f"construct 3-ary, depth 5, d=20, t={terms}, {mode} / mpmath by node",
+                _best(construct),
+                construct_s,
+                1 / 500 if named else None,
+                "364 nodes are too few: the fixed cost of a level's operations decides"
+                if named
+                else "",
+            )
+            yield _row(
+                f"... and all metrics, t={terms}, {mode} / mpmath with all distances",
+                _best(lambda construct=construct: construct().report()),
+                both_s,
+                1 / 500 if named else None,
+            )
 
 
 def _terms():
@@ -93,12 +108,12 @@ def _pairs():
 
 def _large():
     tree = RootedTree.balanced(3, 8)
-    begin = time.perf_counter()
+    begin = time.process_time()
     embedded = embed_tree(tree, 20, terms=2, twist=False)
     embedded.report()
     yield _row(
         "9841 nodes, t=2, embedding and all metrics / budget of 10 s",
-        time.perf_counter() - begin,
+        time.process_time() - begin,
         10.0,
         1.0,
     )

@@ -158,8 +158,10 @@ def _vec_sum(x: list[Tensor]) -> list[Tensor]:
     return [s, *reversed(errors)]
 
 
-def distill(levels: list[list[Tensor]], terms: int) -> Tensor:
+def distill(levels: list[list[Tensor]], terms: int, kept: int | None = None) -> Tensor:
     """Add up many floats by order of magnitude; ``levels[i]`` is near ``2^(-p i)``.
+
+    The sum is formed for ``terms`` terms; the leading ``kept`` are given back.
 
     Each level is summed as a binary tree and hands its exact errors to the next; only
     the last one, of the size of the final rounding, is summed plainly.
@@ -167,7 +169,8 @@ def distill(levels: list[list[Tensor]], terms: int) -> Tensor:
     heads = []
     carry: list[Tensor] = []
     for level in levels[:terms]:
-        x = torch.cat([*level, *carry])  # (k, ...)
+        parts = [*level, *carry]
+        x = torch.cat(parts) if len(parts) > 1 else parts[0]  # (k, ...)
         carry = []
         while x.shape[0] > 1:
             half = x.shape[0] // 2
@@ -177,8 +180,17 @@ def distill(levels: list[list[Tensor]], terms: int) -> Tensor:
         heads.append(x[0])
     last = [*levels[terms], *carry] if len(levels) > terms else carry
     if last:
-        heads.append(torch.cat(last).sum(0))
-    return renormalize(heads, terms)
+        heads.append(_plain_sum(torch.cat(last)))
+    return renormalize(heads, kept or terms)
+
+
+def _plain_sum(x: Tensor) -> Tensor:
+    """``(k, ...)`` summed in one fixed order: the same bits in every mode."""
+    while x.shape[0] > 1:
+        half = x.shape[0] // 2
+        s = x[:half] + x[half : 2 * half]
+        x = torch.cat([s, x[2 * half :]]) if x.shape[0] % 2 else s
+    return x[0]
 
 
 # The operations below take and give component tensors (t, ...) of equal rank.
@@ -253,12 +265,52 @@ def dot(a: Tensor, b: Tensor, terms: int, method: str) -> Tensor:
         heads, error = _two_prod_wide(a, b, method)
         errors = [error]
         while heads.shape[0] > 1:
-            half, odd = divmod(heads.shape[0], 2)
-            head, error = two_sum(heads[:half], heads[half : 2 * half])
-            heads = torch.cat([head, heads[2 * half :]]) if odd else head
+            half = heads.shape[0] // 2
+            s, error = two_sum(heads[:half], heads[half : 2 * half])
+            odd = heads.shape[0] % 2
+            heads = torch.cat([s, heads[2 * half :]]) if odd else s
             errors.append(error)
-        return torch.stack(two_sum(heads[0], torch.cat(errors).sum(0)))
+        return torch.stack(two_sum(heads[0], _plain_sum(torch.cat(errors))))
     return distill(_partial_products(a, b, terms, method), terms)
+
+
+def add_products(
+    base: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], method: str
+) -> Tensor:
+    """``base + sum of x * y``, rounded once; as many terms as ``base`` has."""
+    terms = base.shape[0]
+    if terms == 1:
+        for x, y in pairs:
+            base = base + x * y
+        return base
+    if terms == 2:
+        head, tail = _two_prod_wide(*pairs[0], method)
+        for pair in pairs[1:]:
+            p, error = _two_prod_wide(*pair, method)
+            head, e = two_sum(head, p)
+            tail = tail + (error + e)
+        return add(base, torch.stack(two_sum(head, tail)))
+    levels = [[each] for each in base.unsqueeze(1)] + [[]]
+    for x, y in pairs:
+        x, y = x.unsqueeze(1), y.unsqueeze(1)
+        for level, products in zip(
+            levels, _partial_products(x, y, terms, method), strict=True
+        ):
+            level += products
+    return distill(levels, terms)
+
+
+def add_to_float(a: Tensor, b: Tensor) -> Tensor:
+    """``a + b`` rounded to one float64, right to a few units also where it cancels.
+
+    Leading components that cancel do so exactly, so the sums may run from the largest
+    down and nothing needs to be renormalised.
+    """
+    s, e = two_sum(a.to(torch.float64), b.to(torch.float64))
+    total = s[0]
+    for i in range(1, s.shape[0]):
+        total = total + (e[i - 1] + s[i])
+    return total + e[-1]
 
 
 def pad(x: Tensor, terms: int) -> Tensor:
@@ -276,8 +328,7 @@ def reciprocal(x: Tensor, method: str) -> Tensor:
         r = torch.stack(fast_two_sum(r[0], r[0] * ((1 - p) - e)))
     while r.shape[0] < x.shape[0]:
         terms = min(2 * r.shape[0], x.shape[0])
-        residual = _one_minus(mul(x[:terms], r, terms, method))
-        r = _newton_step(r, residual, method)
+        r = _newton_step(r, _one_minus(x[:terms], r, r.shape[0], method), terms, method)
     return r
 
 
@@ -289,21 +340,41 @@ def rsqrt(x: Tensor, method: str) -> Tensor:
         square = torch.stack(two_prod(r[0], r[0], method=method))
         p, e = _two_prod_wide(x[:2], square, method)
         r = torch.stack(fast_two_sum(r[0], r[0] * ((1 - p) - e) * 0.5))
+    return _refined_rsqrt(r, x, method)
+
+
+def rsqrt_near_one(x: Tensor, method: str) -> Tensor:
+    """:func:`rsqrt` where ``x`` is 1 up to a few roundings: the series is enough.
+
+    ``1 + e/2 + 3 e^2/8`` of ``e = 1 - x`` is wrong by ``e^3``.
+    """
+    e = 1 - x[0]  # exact
+    if x.shape[0] > 1:
+        e = e - x[1]
+    step = e * (0.5 + 0.375 * e)
+    if x.shape[0] == 1:
+        return (1 + step)[None]
+    r = torch.stack(fast_two_sum(torch.ones_like(step), step))
+    return _refined_rsqrt(r, x, method)
+
+
+def _refined_rsqrt(r: Tensor, x: Tensor, method: str) -> Tensor:
     while r.shape[0] < x.shape[0]:
         terms = min(2 * r.shape[0], x.shape[0])
         square = mul(r, r, terms, method)
-        residual = _one_minus(mul(x[:terms], square, terms, method))
-        r = _newton_step(r, residual * 0.5, method)
+        residual = _one_minus(x[:terms], square, r.shape[0], method)
+        r = _newton_step(r, residual * 0.5, terms, method)
     return r
 
 
-def _newton_step(r: Tensor, residual: Tensor, method: str) -> Tensor:
-    half, terms = r.shape[0], residual.shape[0]
-    step = mul(r, residual[:half], half, method)
+def _newton_step(r: Tensor, residual: Tensor, terms: int, method: str) -> Tensor:
+    step = mul(r, residual, r.shape[0], method)
     return add(pad(r, terms), pad(step, terms))
 
 
-def _one_minus(x: Tensor) -> Tensor:
-    one = torch.zeros_like(x)
-    one[0] = 1
-    return add(one, -x)
+def _one_minus(x: Tensor, y: Tensor, kept: int, method: str) -> Tensor:
+    """The ``kept`` leading terms of ``1 - x y``, all products summed exactly."""
+    terms = x.shape[0]
+    levels = _partial_products(-x.unsqueeze(1), y.unsqueeze(1), terms, method)
+    levels[0].append(torch.ones_like(levels[0][0]))
+    return distill(levels, terms, kept)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from icml25.core import progress
-from icml25.hsdte.trees import RootedTree
+from icml25.core import make_generator, progress
+from icml25.hsdte.embedding import embed_tree
+from icml25.hsdte.metrics import Distortion, distortion
+from icml25.hsdte.trees import RootedTree, load_tree
 
-__all__ = ["classical_mds", "euclidean_adam", "h_mds", "riemannian_adam"]
+__all__ = [
+    "BaselinesConfig",
+    "baselines",
+    "classical_mds",
+    "euclidean_adam",
+    "h_mds",
+    "riemannian_adam",
+]
 
 
 def classical_mds(distances: Tensor, dim: int) -> Tensor:
@@ -115,3 +126,63 @@ def _minimise(x, target, optimizer, distance, steps: int, desc: str) -> None:
         loss = ((distance(x) - target).abs() * weight).sum()
         loss.backward()
         optimizer.step()
+
+
+@dataclass(frozen=True)
+class BaselinesConfig:
+    """Other embeddings of one tree in the same dimension.
+
+    Attributes:
+        tree: name for :func:`load_tree`.
+        dim: dimension d.
+        terms: components of the construction to compare with.
+        steps: full-batch steps of the two optimisers.
+        lr: their first learning rate; it falls to 0 along a cosine.
+        scales: tau of Riemannian Adam and of h-MDS; each is reported.
+    """
+
+    tree: str = "carnivores"
+    dim: int = 10
+    terms: tuple[int, ...] = (1, 2, 4)
+    steps: int = 200
+    lr: float = 0.2
+    scales: tuple[float, ...] = (0.5, 1.0)
+
+
+def baselines(
+    config: BaselinesConfig, *, device: torch.device, seed: int
+) -> dict[str, Any]:
+    """Construction against Euclidean MDS, h-MDS and Riemannian optimisation.
+
+    Returns:
+        For each method ``{"d_ave", "d_max", "map", "d_wc"}``; ``d_wc`` is capped at
+        1e12, where two nodes share one point.
+    """
+    tree = load_tree(config.tree, seed)
+    target = tree.distances()
+    generator = make_generator(seed)
+    out: dict[str, Any] = {"nodes": len(tree)}
+    for terms in config.terms:
+        embedded = embed_tree(
+            tree, config.dim, terms=terms, generator=generator, device=device
+        )
+        out[f"construction, t={terms}"] = _plain(embedded.report())
+    flat = euclidean_adam(tree, config.dim, steps=config.steps, lr=config.lr / 2)
+    out["Euclidean, Adam"] = _plain(distortion(tree, flat))
+    for tau in config.scales:
+        curved = riemannian_adam(
+            tree, config.dim, tau, steps=config.steps, lr=config.lr
+        )
+        out[f"Riemannian Adam, tau={tau:g}"] = _plain(distortion(tree, curved, tau))
+        spectral = h_mds(tau * target, config.dim)
+        out[f"h-MDS, tau={tau:g}"] = _plain(distortion(tree, spectral, tau))
+    return out
+
+
+def _plain(report: Distortion) -> dict[str, float]:
+    return {
+        "d_ave": report.d_ave,
+        "d_max": report.d_max,
+        "d_wc": min(report.d_wc, 1e12),
+        "map": report.map,
+    }

@@ -30,7 +30,8 @@ def deficit(x: Expansion) -> Tensor:
     Returns:
         ``(...)`` float64, positive as long as the points have bits to spare.
     """
-    return (1 - x.dot(x)).to_float(torch.float64)
+    one = Expansion(torch.ones_like(x.components[:1, ..., 0]))
+    return one.minus_as_float(x.dot(x))
 
 
 def _distance(square: Tensor, m_x: Tensor, m_y: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ def poincare_distance(x: Expansion, y: Expansion, *, guard: int = 1) -> Tensor:
         ``(...)`` float64. Differentiable where the points differ.
     """
     x, y = _guarded(x, guard), _guarded(y, guard)
-    difference = (x - y).to_float(torch.float64)
+    difference = x.minus_as_float(y)
     return _distance(difference.square().sum(-1), deficit(x), deficit(y))
 
 
@@ -92,7 +93,7 @@ def pairwise_distance(
     rows = max(1, max_elements // max(1, size * dim))
     out = []
     for i in range(0, size, rows):
-        difference = (points[i : i + rows, None] - points).to_float(torch.float64)
+        difference = points[i : i + rows, None].minus_as_float(points)
         square = difference.square().sum(-1)  # (rows, n, d) -> (rows, n)
         out.append(_distance(square, m[i : i + rows, None], m))
     return torch.cat(out)
@@ -132,9 +133,13 @@ def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
     m = deficit(x)
     if not bool((m > 0).all()):
         raise ValueError("z has points on or outside the unit sphere (or NaN)")
-    difference = (x[:, None] - points).to_float(torch.float64)
+    difference = x[:, None].minus_as_float(points)
     square = difference.square().sum(-1)  # (B, C, d) -> (B, C)
     return _distance(square, m[:, None], deficit(points))
+
+
+#: Subtrees of up to so many nodes are done many at a time.
+_SMALL_SUBTREE = 128
 
 
 class AncestorViews:
@@ -166,7 +171,7 @@ class AncestorViews:
             y = x.to_float(torch.float64)
         else:
             row = self.row[ancestor]
-            away = (x - self.center[row]).to_float(torch.float64)
+            away = x.minus_as_float(self.center[row])
             factor = self.rho2[row] / away.square().sum(-1)
             y = self.center_float[row] + factor[:, None] * away
             m = factor * m
@@ -188,7 +193,7 @@ class AncestorViews:
 
 def tree_blocks(
     views: AncestorViews, *, max_elements: int = 1 << 17
-) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+) -> Iterator[tuple[slice | Tensor, slice | Tensor, Tensor, Tensor]]:
     r"""All distances of an embedded tree, block by block, by lowest common ancestor.
 
     Nodes below different children of ``a`` are seen from ``a`` at distances
@@ -201,9 +206,9 @@ def tree_blocks(
         max_elements: pairs in one block.
 
     Yields:
-        ``(rows, columns, D, T)``: places in depth-first order as slices, the block of
-        hyperbolic distances and that of path lengths. Every unordered pair of nodes
-        stands in exactly one block.
+        ``(rows, columns, D, T)``: places in depth-first order, hyperbolic distances
+        and path lengths. Slices stand for a block, index tensors for a list of pairs.
+        Every unordered pair of nodes stands in exactly one of them.
 
     Notes:
         ``n * depth`` expansions instead of ``n^2``; the memory of a level is ``n d``.
@@ -211,64 +216,125 @@ def tree_blocks(
     height = views.tree.height[torch.argsort(views.tree.depth_first)]
     height = height.to(views.points.device)
     for rows, cols, square, ancestor in _squares(views, max_elements):
-        path = height[rows, None] + height[cols] - 2 * height[ancestor]
+        left = height[rows, None] if isinstance(rows, slice) else height[rows]
+        path = left + height[cols] - 2 * height[ancestor]
         yield rows, cols, _twice_arsinh_root(square), path
 
 
 def _squares(
     views: AncestorViews, max_elements: int
-) -> Iterator[tuple[slice, slice, Tensor, int]]:
+) -> Iterator[tuple[slice | Tensor, slice | Tensor, Tensor, int | Tensor]]:
     """The blocks as ``sinh^2(D/2)``, with the place of the common ancestor."""
     tree = views.tree
-    device = views.points.device
+    inner = tree.num_children > 0
+    small = inner & (tree.subtree_size <= _SMALL_SUBTREE)
+    small[0] = False  # the root has no inversion
+    yield from _small_squares(views, torch.nonzero(small).flatten(), max_elements)
+    for depth, level in enumerate(tree.levels):
+        large = torch.arange(level.start, level.stop)[(inner & ~small)[level]]
+        if len(large):
+            yield from _large_squares(views, large, depth, max_elements)
+
+
+def _small_squares(
+    views: AncestorViews, ancestors: Tensor, max_elements: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Whole subtrees, those of similar size as one batch of matrices."""
+    tree, device = views.tree, views.points.device
+    node_at = torch.argsort(tree.depth_first)
+    ancestors = ancestors[torch.argsort(tree.subtree_size[ancestors], stable=True)]
+    for group in _groups(ancestors, tree.subtree_size[ancestors], max_elements):
+        size = tree.subtree_size[group]
+        offset = torch.arange(int(size.max()))
+        inside = offset < size[:, None]  # (g, w), like all that follows
+        place = tree.depth_first[group, None] + offset * inside
+        nodes = node_at[place]
+        # Depth-first, another child's subtree begins wherever a child stands.
+        child = torch.cumsum((tree.parent[nodes] == group[:, None]) & inside, 1)
+        apart = (child[:, :, None] != child[:, None]) & inside[:, None]
+        pairs = torch.nonzero(torch.triu(apart, 1), as_tuple=True)
+        g, i, j = (each.to(device) for each in pairs)
+        above = place[:, 0].to(device)[g]
+        ancestor = group[:, None].expand_as(nodes).flatten()
+        radius, unit = views(ancestor.to(device), nodes.flatten().to(device))
+        radius, unit = radius.reshape(nodes.shape), unit.reshape(*nodes.shape, -1)
+        radius[:, 0], unit[:, 0] = 0, 0  # the ancestor itself, but for rounding
+        square = _opposite(*_rays(radius, unit))
+        square[:, 0] = (radius / 2).sinh().square()
+        yield above + i, above + j, square[g, i, j].clamp_min_(0), above
+
+
+def _groups(ancestors: Tensor, size: Tensor, max_elements: int) -> Iterator[Tensor]:
+    """Runs of sizes that differ by less than a half, of so many pairs together."""
+    sizes = size.tolist()
+    begin = 0
+    for end in range(1, len(sizes) + 1):
+        if (
+            end == len(sizes)
+            or sizes[end] > 1.5 * sizes[begin]
+            or (end + 1 - begin) * sizes[end] ** 2 > max_elements
+        ):
+            yield ancestors[begin:end]
+            begin = end
+
+
+def _rays(radius: Tensor, unit: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Factors of ``sinh^2(D/2)``; both of its terms are products of a row and a column.
+
+    ``cosh D = cosh r1 cosh r2 - sinh r1 sinh r2 (u1.u2)``, in a form that keeps small
+    distances.
+    """
+    grow = (radius / 2).exp()
+    left = torch.stack([grow, -1 / grow], -1)
+    right = torch.stack([1 / grow, grow], -1)
+    sinh = radius.sinh()[..., None]
+    ray, mirrored = (torch.cat([sinh, sinh * u], -1) for u in (unit, -unit))
+    return left, right, mirrored, ray
+
+
+def _opposite(left: Tensor, right: Tensor, mirrored: Tensor, ray: Tensor) -> Tensor:
+    """``(g, rows, 2 or d+1), (g, columns, ...)`` factors as ``(g, rows, columns)``."""
+    half = left @ right.mT  # 2 sinh((r1 - r2) / 2)
+    return torch.baddbmm(half.square_(), mirrored, ray.mT, beta=0.25, alpha=0.5)
+
+
+def _large_squares(
+    views: AncestorViews, inner: Tensor, depth: int, max_elements: int
+) -> Iterator[tuple[slice, slice, Tensor, int]]:
+    """One level's ancestors, one after the other, in rectangles."""
+    tree, device = views.tree, views.points.device
     place, size = tree.depth_first, tree.subtree_size
-    node_at = torch.argsort(place)
-    starts, sizes = place.tolist(), size.tolist()
     children = tree.num_children.tolist()
     first_child = [1, *(1 + torch.cumsum(tree.num_children, 0)).tolist()]
-    for depth, level in enumerate(tree.levels):
-        inner = torch.arange(level.start, level.stop)[tree.num_children[level] > 0]
-        if not len(inner):
-            continue
-        count = size[inner] - 1
-        ancestor = torch.repeat_interleave(inner, count)
-        ends = torch.cumsum(count, 0)
-        offset = torch.arange(int(ends[-1])) - torch.repeat_interleave(
-            ends - count, count
-        )
-        nodes = node_at[torch.repeat_interleave(place[inner] + 1, count) + offset]
-        seen_from = ancestor.to(device) if depth else None
-        radius, unit = views(seen_from, nodes.to(device))
-        # cosh D = cosh r1 cosh r2 - sinh r1 sinh r2 (u1.u2), in a form that keeps small
-        # distances: both terms of sinh^2(D/2) are products of a row's and a column's.
-        grow = (radius / 2).exp()
-        left, right = (
-            torch.stack([grow, -1 / grow], 1),
-            torch.stack([1 / grow, grow], 1),
-        )
-        sinh = radius.sinh()[:, None]
-        ray, mirrored = (torch.cat([sinh, sinh * u], 1) for u in (unit, -unit))
-        alone = (radius[None] / 2).sinh().square()
-        for a, end in zip(inner.tolist(), ends.tolist(), strict=True):
-            begin, stop = starts[a], starts[a] + sizes[a]
-            shift = end - (stop - begin - 1) - (begin + 1)  # place -> row of radius
-            below = slice(begin + 1, stop)
-            seen = alone[:, begin + 1 + shift : stop + shift]
-            yield slice(begin, begin + 1), below, seen, begin
-            last = first_child[a] + children[a]
-            for rows, cols in _rectangles(
-                starts[first_child[a] : last],
-                sizes[first_child[a] : last],
-                stop,
-                max_elements,
-            ):
-                i = slice(rows.start + shift, rows.stop + shift)
-                j = slice(cols.start + shift, cols.stop + shift)
-                half = left[i] @ right[j].T  # 2 sinh((r1 - r2) / 2)
-                square = torch.addmm(
-                    half.square_(), mirrored[i], ray[j].T, beta=0.25, alpha=0.5
-                )
-                yield rows, cols, square.clamp_min_(0), begin
+    starts, sizes = place.tolist(), size.tolist()
+    node_at = torch.argsort(place)
+    count = size[inner] - 1
+    ancestor = torch.repeat_interleave(inner, count)
+    ends = torch.cumsum(count, 0)
+    offset = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - count, count)
+    nodes = node_at[torch.repeat_interleave(place[inner] + 1, count) + offset]
+    radius, unit = views(ancestor.to(device) if depth else None, nodes.to(device))
+    left, right, mirrored, ray = _rays(radius, unit)
+    alone = (radius[None] / 2).sinh().square()
+    for a, end in zip(inner.tolist(), ends.tolist(), strict=True):
+        begin, stop = starts[a], starts[a] + sizes[a]
+        shift = end - (stop - begin - 1) - (begin + 1)  # place -> row of radius
+        below = slice(begin + 1, stop)
+        seen = alone[:, begin + 1 + shift : stop + shift]
+        yield slice(begin, begin + 1), below, seen, begin
+        last = first_child[a] + children[a]
+        for rows, cols in _rectangles(
+            starts[first_child[a] : last],
+            sizes[first_child[a] : last],
+            stop,
+            max_elements,
+        ):
+            i = slice(rows.start + shift, rows.stop + shift)
+            j = slice(cols.start + shift, cols.stop + shift)
+            square = _opposite(
+                left[None, i], right[None, j], mirrored[None, i], ray[None, j]
+            )
+            yield rows, cols, square[0].clamp_min_(0), begin
 
 
 def _rectangles(

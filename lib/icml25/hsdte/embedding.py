@@ -12,6 +12,15 @@ from torch import Tensor
 from icml25.hsdte.arithmetic import BITS, MAX_TERMS
 from icml25.hsdte.distances import AncestorViews, tree_pairwise_distance
 from icml25.hsdte.expansion import Expansion, max_radius
+from icml25.hsdte.level import (
+    aligned,
+    carry_back,
+    compiled_steps,
+    direction,
+    mirror,
+    on_sphere,
+    twisted,
+)
 from icml25.hsdte.metrics import Distortion, tree_distortion
 from icml25.hsdte.sphere import direction_table
 from icml25.hsdte.trees import RootedTree
@@ -103,6 +112,7 @@ def embed_tree(
     device: torch.device | str = "cpu",
     product: str = "dekker",
     strict: bool = True,
+    compiled: bool = False,
 ) -> TreeEmbedding:
     r"""Embed a tree in the ``dim``-dimensional Poincare ball.
 
@@ -129,6 +139,10 @@ def embed_tree(
         product: ``"dekker"``, or ``"fma"`` where the self-test
             ``arithmetic.product_is_exact`` allows it.
         strict: refuse scales that the components cannot hold. False shows what happens.
+        compiled: fuse the arithmetic of a level by ``torch.compile``; the bits stay the
+            same. The first call with each dimension, number of components, dtype and
+            device takes a minute or several. One component has little to fuse and runs
+            as it is.
 
     Returns:
         The embedding.
@@ -139,6 +153,7 @@ def embed_tree(
             run out of bits (the text names the limit and the components that would do);
             a degree that the method has no directions for, or a table whose rows are
             not unit vectors.
+        RuntimeError: ``compiled``, and there is no compiler or it changes the bits.
 
     Notes:
         Edges come out as $\tau w$ up to about $e^{R - R_{\max}}$ nats.
@@ -154,15 +169,19 @@ def embed_tree(
     if isinstance(points, str):
         points = direction_table(tree.degree.tolist(), dim, points, generator=generator)
     offset, table = _flatten(tree, points, dim, device)
-    radius = _radii(tree.weight, tau, terms, dtype, device)
+    radius, square = _radii(tree.weight, tau, terms, dtype, device, product)
+    steps = mirror, carry_back
+    if compiled and terms > 1:
+        steps = compiled_steps(dim, terms, dtype, x.device, product)
+    to_center, from_center = steps
     for depth, level in enumerate(tree.levels[1:], 1):
         parent = tree.parent[level]
         inner, owner = torch.unique_consecutive(parent, return_inverse=True)
         row = offset[tree.degree[parent]] + tree.rank[level] + (depth > 1)
         unit = table[row.to(device)]
-        r = radius[level.start : level.stop]
         if depth == 1:
-            x[:, level] = _on_sphere(unit, r, product).components
+            u = Expansion(unit.to(dtype)[None], product=product)
+            x[:, level] = on_sphere(u, radius[level]).components
             continue
         above = tree.parent[inner].to(device)
         first = table[offset[tree.degree[inner]].to(device)]
@@ -170,14 +189,13 @@ def embed_tree(
         if twist:
             shape = (len(inner), _TWIST_REFLECTIONS, dim)
             normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-            first, unit = _twisted(first, unit, normal.to(device), owner)
-        v = Expansion(x[:, inner], product=product)
-        inverse = v.dot(v).reciprocal()
-        center, rho2 = v * inverse[:, None], inverse - 1
-        up = _direction(Expansion(x[:, above]), center, rho2)
-        unit = _aligned(unit, first, up, owner)
-        z = _on_sphere(unit, r, product)
-        x[:, level] = _invert(z, center[owner], rho2[owner]).components
+            first, unit = twisted(first, unit, normal.to(device), owner)
+        inversion = to_center(Expansion(x[:, inner], product=product))
+        up = direction(Expansion(x[:, above]), *inversion)
+        unit = aligned(unit, first, up, owner).to(dtype)
+        u = Expansion(unit[None], product=product)
+        seen = (each[owner] for each in inversion)
+        x[:, level] = from_center(u, radius[level], square[level], *seen).components
     return TreeEmbedding(tree, Expansion(x, product=product), tau)
 
 
@@ -238,7 +256,7 @@ def _flatten(
             raise ValueError(f"points[{degree}]: its rows must be unit vectors")
         offset[degree] = total
         total += degree
-        rows.append(given.double())
+        rows.append(given.double() / given.double().norm(dim=1, keepdim=True))
     return offset, torch.cat(rows).to(device)
 
 
@@ -248,8 +266,9 @@ def _radii(
     terms: int,
     dtype: torch.dtype,
     device: torch.device | str,
-) -> Expansion:
-    """``tanh(tau w / 2)`` for every node; one evaluation for each distinct length."""
+    product: str,
+) -> tuple[Expansion, Expansion]:
+    """``tanh(tau w / 2)`` and its square by node; computed once a distinct length."""
     import mpmath
 
     distinct, place = torch.unique(weight, return_inverse=True)
@@ -257,51 +276,6 @@ def _radii(
         half = mpmath.mpf(tau) / 2
         values = [mpmath.tanh(half * w) for w in distinct.tolist()]
         table = Expansion.from_mpmath(values, terms, dtype=dtype, device=device)
-    return table[place.to(device)]
-
-
-def _on_sphere(unit: Tensor, radius: Expansion, product: str) -> Expansion:
-    """``(k, d)`` points in the given directions at *exactly* the given radius.
-
-    A direction may be wrong by 1e-16, a norm may not: it is divided out in expansions.
-    """
-    u = Expansion(unit.to(radius.dtype)[None], product=product)
-    wide = u.with_terms(radius.terms)
-    return (radius * wide.dot(u).rsqrt())[:, None] * u
-
-
-def _invert(z: Expansion, center: Expansion, rho2: Expansion) -> Expansion:
-    """``sigma(z) = a + rho^2 (z - a) / |z - a|^2``."""
-    away = z - center
-    factor = rho2 * away.dot(away).reciprocal()
-    return center + away * factor[:, None]
-
-
-def _direction(x: Expansion, center: Expansion, rho2: Expansion) -> Tensor:
-    """Unit vector towards ``sigma(x)``; after ``x - a`` ordinary floats are enough."""
-    away = (x - center).to_float(torch.float64)
-    factor = rho2.to_float(torch.float64) / away.square().sum(-1)
-    image = center.to_float(torch.float64) + factor[:, None] * away
-    return image / image.norm(dim=-1, keepdim=True)
-
-
-def _reflect(x: Tensor, normal: Tensor) -> Tensor:
-    """Householder: ``x - 2 (x.n) n / |n|^2``; the identity where n is noise."""
-    square = normal.square().sum(-1, keepdim=True)
-    scale = 2 * (x * normal).sum(-1, keepdim=True) / square
-    return x - torch.where(square > 1e-24, scale, 0.0) * normal
-
-
-def _aligned(unit: Tensor, first: Tensor, up: Tensor, owner: Tensor) -> Tensor:
-    """Reflect each node's directions so that its first one points up to the parent."""
-    return _reflect(unit, (up - first)[owner])
-
-
-def _twisted(
-    first: Tensor, unit: Tensor, normal: Tensor, owner: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Apply each node's own random orthogonal matrix, a product of reflections."""
-    for k in range(normal.shape[1]):
-        first = _reflect(first, normal[:, k])
-        unit = _reflect(unit, normal[owner, k])
-    return first, unit
+    table = Expansion(table.components, product=product)
+    place = place.to(device)
+    return table[place], (table * table)[place]

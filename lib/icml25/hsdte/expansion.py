@@ -6,6 +6,7 @@ so it runs on any device and in batches. The component axis comes first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ from icml25.hsdte.arithmetic import (
     BITS,
     MAX_TERMS,
     add,
+    add_products,
+    add_to_float,
     distill,
     dot,
     mul,
@@ -24,6 +27,7 @@ from icml25.hsdte.arithmetic import (
     product_is_exact,
     reciprocal,
     rsqrt,
+    rsqrt_near_one,
 )
 
 __all__ = ["MAX_TERMS", "Expansion", "max_radius"]
@@ -237,6 +241,8 @@ class Expansion:
         return -self + other
 
     def __mul__(self, other: Any) -> Expansion:
+        if isinstance(other, int | float) and abs(math.frexp(other)[0]) == 0.5:
+            return self._new(self.components * other)  # a power of two is exact
         a, b, method = self._operands(other)
         terms = max(a.shape[0], b.shape[0])
         op = lambda a, b: mul(a, b, terms, method)  # noqa: E731
@@ -261,6 +267,11 @@ class Expansion:
     def rsqrt(self) -> Expansion:
         """``1 / sqrt(x)`` for positive numbers; NaN or infinity elsewhere."""
         op = lambda x: rsqrt(x, self.product)  # noqa: E731
+        return self._new(_lift(op, torch.rsqrt, self.components))
+
+    def rsqrt_near_one(self) -> Expansion:
+        """:meth:`rsqrt` of numbers that are 1 but for a few roundings, at less cost."""
+        op = lambda x: rsqrt_near_one(x, self.product)  # noqa: E731
         return self._new(_lift(op, torch.rsqrt, self.components))
 
     def sqrt(self) -> Expansion:
@@ -290,13 +301,39 @@ class Expansion:
         The error is about $2^{-tp+4}\sum_i |x_i y_i|$.
         """
         a, b, method = self._operands(other)
-        a, b = (
-            x.expand(x.shape[0], *torch.broadcast_shapes(a.shape[1:], b.shape[1:]))
-            for x in (a, b)
-        )
         terms = max(a.shape[0], b.shape[0])
         op = lambda a, b: dot(a, b, terms, method)  # noqa: E731
         return self._new(_lift(op, lambda x, y: (x * y).sum(-1), a, b))
+
+    def add_products(self, *pairs: tuple[Expansion, Expansion]) -> Expansion:
+        r"""``x + a b + c d + ...`` with one rounding and the terms of ``x``.
+
+        Args:
+            pairs: factors of the products; their ranks are those of ``x``.
+        """
+        factors = [each.components for pair in pairs for each in pair]
+
+        def op(base: Tensor, *factors: Tensor) -> Tensor:
+            pairs = list(zip(factors[::2], factors[1::2], strict=True))
+            return add_products(base, pairs, self.product)
+
+        def twin(base: Tensor, *factors: Tensor) -> Tensor:
+            return base + sum(map(torch.mul, factors[::2], factors[1::2]))
+
+        return self._new(_lift(op, twin, self.components, *factors))
+
+    def minus_as_float(self, other: Expansion) -> Tensor:
+        """``x - y`` rounded to float64, right also where the two agree in most bits."""
+        a, b, _ = self._operands(other)
+        terms = max(a.shape[0], b.shape[0])
+
+        def op(a: Tensor, b: Tensor) -> Tensor:
+            return add_to_float(pad(a, terms), -pad(b, terms))[None]
+
+        def twin(a: Tensor, b: Tensor) -> Tensor:
+            return a.to(torch.float64) - b.to(torch.float64)
+
+        return _lift(op, twin, a, b)[0]
 
 
 def max_radius(terms: int, dtype: torch.dtype = torch.float64) -> float:

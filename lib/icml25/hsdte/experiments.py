@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from icml25.core import Experiment, data, make_generator, progress
-from icml25.hsdte.baselines import euclidean_adam, h_mds, riemannian_adam
-from icml25.hsdte.distances import distance_to_prototypes
+from icml25.core import Experiment, make_generator, progress
+from icml25.hsdte.baselines import BaselinesConfig, baselines
+from icml25.hsdte.classifier import ClassifierConfig, classifier
 from icml25.hsdte.embedding import embed_tree, max_scale
 from icml25.hsdte.expansion import max_radius
-from icml25.hsdte.metrics import Distortion, distortion
 from icml25.hsdte.sphere import (
     direction_table,
     rankin_angle,
     smallest_angle,
     sphere_points,
 )
-from icml25.hsdte.trees import RootedTree
+from icml25.hsdte.trees import load_tree
 
 __all__ = [
     "EXPERIMENTS",
@@ -36,29 +33,6 @@ __all__ = [
 ]
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
-
-
-def load_tree(name: str, seed: int = 0) -> RootedTree:
-    """A tree by name, hung up at its centre.
-
-    Args:
-        name: ``"3-ary-5"`` (complete, height 5), ``"yule-200"`` (a random phylogeny of
-            200 leaves), ``"mammals"`` (WordNet's, ships with the package),
-            ``"carnivores"`` (its part below *carnivore*), or a file of the data set
-            ``trees`` without its ending, such as ``"euro_birds"``.
-        seed: of the random phylogeny.
-    """
-    if match := re.fullmatch(r"(\d+)-ary-(\d+)", name):
-        return RootedTree.balanced(int(match[1]), int(match[2]))
-    if match := re.fullmatch(r"yule-(\d+)", name):
-        return RootedTree.yule(int(match[1]), make_generator(seed)).recentered()
-    if name in ("mammals", "carnivores"):
-        tree = RootedTree.from_tsv(data.wordnet_mammals())
-        if name == "carnivores":
-            names = [label.split(".")[0] for label in tree.labels]
-            tree = tree.subtree(names.index("carnivore"))
-        return tree.recentered()
-    return RootedTree.from_tsv(data.fetch("trees", f"{name}.tsv")).recentered()
 
 
 @dataclass(frozen=True)
@@ -299,177 +273,7 @@ def wall(config: WallConfig, *, device: torch.device, seed: int) -> dict[str, An
     return out
 
 
-@dataclass(frozen=True)
-class BaselinesConfig:
-    """Other embeddings of one tree in the same dimension.
-
-    Attributes:
-        tree: name for :func:`load_tree`.
-        dim: dimension d.
-        terms: components of the construction to compare with.
-        steps: full-batch steps of the two optimisers.
-        lr: their first learning rate; it falls to 0 along a cosine.
-        scales: tau of Riemannian Adam and of h-MDS; each is reported.
-    """
-
-    tree: str = "carnivores"
-    dim: int = 10
-    terms: tuple[int, ...] = (1, 2, 4)
-    steps: int = 200
-    lr: float = 0.2
-    scales: tuple[float, ...] = (0.5, 1.0)
-
-
-def baselines(
-    config: BaselinesConfig, *, device: torch.device, seed: int
-) -> dict[str, Any]:
-    """Construction against Euclidean MDS, h-MDS and Riemannian optimisation.
-
-    Returns:
-        For each method ``{"d_ave", "d_max", "map", "d_wc"}``; ``d_wc`` is capped at
-        1e12, where two nodes share one point.
-    """
-    tree = load_tree(config.tree, seed)
-    target = tree.distances()
-    generator = make_generator(seed)
-    out: dict[str, Any] = {"nodes": len(tree)}
-    for terms in config.terms:
-        embedded = embed_tree(
-            tree, config.dim, terms=terms, generator=generator, device=device
-        )
-        out[f"construction, t={terms}"] = _plain(embedded.report())
-    flat = euclidean_adam(tree, config.dim, steps=config.steps, lr=config.lr / 2)
-    out["Euclidean, Adam"] = _plain(distortion(tree, flat))
-    for tau in config.scales:
-        curved = riemannian_adam(
-            tree, config.dim, tau, steps=config.steps, lr=config.lr
-        )
-        out[f"Riemannian Adam, tau={tau:g}"] = _plain(distortion(tree, curved, tau))
-        spectral = h_mds(tau * target, config.dim)
-        out[f"h-MDS, tau={tau:g}"] = _plain(distortion(tree, spectral, tau))
-    return out
-
-
-def _plain(report: Distortion) -> dict[str, float]:
-    return {
-        "d_ave": report.d_ave,
-        "d_max": report.d_max,
-        "d_wc": min(report.d_wc, 1e12),
-        "map": report.map,
-    }
-
-
-@dataclass(frozen=True)
-class ClassifierConfig:
-    """Handwritten digits with a tree over the ten classes as fixed knowledge.
-
-    Attributes:
-        dim: dimension of the ball.
-        tau: scale of the embedded class tree.
-        temperature: factor on the distances in the soft-max.
-        train: training images; the other of the 1,797 are for testing.
-        hidden: width of the one hidden layer.
-        steps: full-batch Adam steps.
-        lr: learning rate.
-        seeds: repetitions.
-    """
-
-    dim: int = 10
-    tau: float = 0.5
-    temperature: float = 4.0
-    train: int = 100
-    hidden: int = 64
-    steps: int = 150
-    lr: float = 0.01
-    seeds: int = 3
-
-
-def class_tree(means: Tensor) -> tuple[RootedTree, Tensor]:
-    """A binary tree over classes by average linkage, and the leaf of each class."""
-    from scipy.cluster.hierarchy import linkage
-
-    count = len(means)
-    parent = [-1] * (2 * count - 1)
-    for step, pair in enumerate(linkage(means.numpy(), "average")[:, :2].tolist()):
-        for child in pair:
-            parent[int(child)] = count + step
-    tree = RootedTree(parent)
-    return tree, torch.argsort(tree.order)[:count]
-
-
-def classifier(
-    config: ClassifierConfig, *, device: torch.device, seed: int
-) -> dict[str, Any]:
-    """A flat soft-max against distances to tree-embedded class prototypes.
-
-    Returns:
-        For ``flat`` and ``tree``, lists over seeds of ``"error"`` (share of wrong test
-        images) and ``"severity"`` (mean tree distance, in edges, of the wrong ones).
-    """
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    x = torch.tensor(pixels / 16, dtype=torch.float32, device=device)
-    y = torch.tensor(labels, device=device)
-    out: dict[str, Any] = {}
-    for repetition in progress(range(config.seeds), "seeds"):
-        generator = make_generator(seed + repetition)
-        order = torch.randperm(len(x), generator=generator).to(device)
-        train, test = order[: config.train], order[config.train :]
-        means = torch.stack([x[train][y[train] == c].mean(0) for c in range(10)])
-        tree, leaf = class_tree(means.cpu())
-        hops = tree.distances()[leaf][:, leaf].to(device)
-        prototypes = embed_tree(
-            tree, config.dim, tau=config.tau, generator=generator, device=device
-        ).points[leaf.to(device)]
-
-        def to_ball(v: Tensor) -> Tensor:
-            v = v.double()
-            norm = v.norm(dim=1, keepdim=True).clamp_min(1e-9)
-            return v / norm * (norm / 2).clamp_max(12).tanh()
-
-        def distance_head(v: Tensor, prototypes=prototypes) -> Tensor:
-            return -config.temperature * distance_to_prototypes(to_ball(v), prototypes)
-
-        for name, width, head in (
-            ("flat", 10, lambda v: v),
-            ("tree", config.dim, distance_head),
-        ):
-            weights = _train(x[train], y[train], width, head, config, generator)
-            with torch.no_grad():
-                guess = head(_network(weights, x[test])).argmax(1)
-            wrong = guess != y[test]
-            cost = hops[y[test], guess][wrong].mean()
-            out.setdefault(f"error {name}", []).append(float(wrong.double().mean()))
-            out.setdefault(f"severity {name}", []).append(float(cost))
-    return out
-
-
-def _network(weights: list[Tensor], x: Tensor) -> Tensor:
-    w1, b1, w2, b2 = weights
-    return torch.relu(x @ w1 + b1) @ w2 + b2
-
-
-def _train(x, y, width: int, head, config: ClassifierConfig, generator) -> list[Tensor]:
-    sizes = [(x.shape[1], config.hidden), (config.hidden, width)]
-    weights = []
-    for fan_in, fan_out in sizes:
-        w = torch.randn(fan_in, fan_out, generator=generator) / fan_in**0.5
-        weights += [w.to(x.device), torch.zeros(fan_out, device=x.device)]
-    for w in weights:
-        w.requires_grad_()
-    optimizer = torch.optim.Adam(weights, lr=config.lr)
-    for _ in range(config.steps):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(head(_network(weights, x)), y)
-        loss.backward()
-        optimizer.step()
-    return weights
-
-
-_PAPER = PrecisionConfig(
-    tree="euro_mammals", dim=20, terms=(1, 2, 3, 4), twists=(True, False)
-)
+_PHYLOGENY = PrecisionConfig(dim=20, terms=(1, 2, 3, 4), twists=(True, False))
 
 EXPERIMENTS = {
     "precision": Experiment(
@@ -478,24 +282,19 @@ EXPERIMENTS = {
         paper=replace(PrecisionConfig(), dim=20, terms=(1, 2, 3, 4)),
         summary="WordNet's mammals: distortion against the number of components",
     ),
-    "euro-mammals": Experiment(
-        precision,
-        laptop=replace(_PAPER, dim=10, terms=(1, 2, 4)),
-        paper=_PAPER,
-        summary="European mammals (the paper's 'carnivora'), with and without twist",
-    ),
-    "euro-birds": Experiment(
-        precision,
-        laptop=replace(_PAPER, tree="euro_birds", dim=10, terms=(1, 2, 4)),
-        paper=replace(_PAPER, tree="euro_birds"),
-        summary="European birds: a phylogeny of 847 nodes",
-    ),
-    "euro-tetrapods": Experiment(
-        precision,
-        laptop=replace(_PAPER, tree="euro_tetrapods", dim=10, terms=(1, 2, 4)),
-        paper=replace(_PAPER, tree="euro_tetrapods"),
-        summary="European tetrapods: a phylogeny of 2061 nodes",
-    ),
+    **{
+        tree.replace("_", "-"): Experiment(
+            precision,
+            laptop=replace(_PHYLOGENY, tree=tree, dim=10, terms=(1, 2, 4)),
+            paper=replace(_PHYLOGENY, tree=tree),
+            summary=f"{words}, with and without twist",
+        )
+        for tree, words in (
+            ("euro_mammals", "European mammals (the paper's 'carnivora'), 548 nodes"),
+            ("euro_birds", "European birds, 847 nodes"),
+            ("euro_tetrapods", "European tetrapods, 2061 nodes"),
+        )
+    },
     "animals": Experiment(
         precision,
         laptop=PrecisionConfig(tree="wordnet_animal"),

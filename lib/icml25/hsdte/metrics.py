@@ -39,10 +39,13 @@ class _Precision:
     """Mean average precision, counted block by block.
 
     For each directed edge ``a -> b``: how many points are at most as far from ``a`` as
-    ``b`` is, and how many of these are neighbours.
+    ``b`` is, and how many of these are neighbours. ``slack`` is the absolute error of
+    the distances to come.
     """
 
-    def __init__(self, tree: RootedTree, place: Tensor, length: Tensor) -> None:
+    def __init__(
+        self, tree: RootedTree, place: Tensor, length: Tensor, slack: float = 0.0
+    ) -> None:
         child = torch.arange(1, len(tree), device=length.device)
         parent = tree.parent[1:].to(length.device)
         source = torch.cat([place[child], place[parent]])
@@ -51,7 +54,7 @@ class _Precision:
         order = by_length[torch.argsort(source[by_length], stable=True)]
         self.source, length = source[order], length[order]
         # Equal lengths, up to rounding, rank together: a run ends where they grow.
-        limit = length * (1 + 1e-12)
+        limit = length * (1 + 1e-12) + slack
         ends = torch.ones(len(length), dtype=torch.bool, device=length.device)
         ends[:-1] = (self.source[1:] != self.source[:-1]) | (length[1:] > limit[:-1])
         last = torch.nonzero(ends).flatten()
@@ -60,6 +63,7 @@ class _Precision:
         self.first = torch.searchsorted(
             self.source, torch.arange(len(tree) + 1, device=length.device)
         )
+        self.reach = self.limit[self.first[1:] - 1]  # by place: its longest edge
         self.neighbours = last[run] - self.first[self.source] + 1
         self.within = torch.zeros_like(self.source)
         self.bounds = self.first.tolist()
@@ -75,6 +79,19 @@ class _Precision:
         limit = self.limit[edges, None]
         rows = self.source[edges] - begin
         self.within[edges] += (distance[rows] <= limit).sum(1)
+
+    def add_pairs(self, one: Tensor, other: Tensor, distance: Tensor) -> None:
+        """Distances ``(k,)`` of single pairs of places, each counted from both ends."""
+        for source in (one, other):
+            near = torch.nonzero(distance <= self.reach[source]).flatten()
+            first, end = self.first[source[near]], self.first[source[near] + 1]
+            count = end - first
+            edge = torch.arange(int(count.sum()), device=count.device)
+            edge += torch.repeat_interleave(
+                first - torch.cumsum(count, 0) + count, count
+            )
+            hit = distance[torch.repeat_interleave(near, count)] <= self.limit[edge]
+            self.within.index_add_(0, edge, hit.long())
 
     def value(self) -> float:
         precision = self.neighbours.double() / self.within
@@ -93,7 +110,9 @@ def tree_distortion(
     views = AncestorViews(tree, points)
     place = tree.depth_first.to(device)
     found = _Precision(tree, place, views.edge_lengths())
-    ideal = _Precision(tree, place, tree.weight.to(device))
+    # Paths are differences of heights, whose rounding a short edge would not forgive.
+    slack = 1e-15 * tree.eccentricity
+    ideal = _Precision(tree, place, tree.weight.to(device), slack)
     even = bool((tree.weight[1:] == tree.weight[1]).all())
     total = torch.zeros((), dtype=torch.float64, device=device)
     low, high = total + torch.inf, total - torch.inf
@@ -105,6 +124,9 @@ def tree_distortion(
         for metric, values in ((found, distance), (ideal, path)):
             if metric is ideal and even:
                 continue  # equal edges: neighbours are nearest by definition
+            if not isinstance(rows, slice):
+                metric.add_pairs(rows, cols, values)
+                continue
             nearest = values.min()
             metric.add(rows.start, rows.stop, values, nearest)
             metric.add(cols.start, cols.stop, values.T, nearest)

@@ -15,7 +15,12 @@ from icml25.hsdte.arithmetic import BITS
 from icml25.hsdte.expansion import Expansion
 from icml25.hsdte.trees import RootedTree
 
-__all__ = ["correct_bits", "distance_by_mpmath", "embed_by_node"]
+__all__ = [
+    "correct_bits",
+    "distance_by_mpmath",
+    "distances_by_pair",
+    "embed_by_node",
+]
 
 Vector = list[Any]  # of mpmath.mpf
 
@@ -103,6 +108,24 @@ def distance_by_mpmath(x: Vector, y: Vector) -> float:
     gap = [a - b for a, b in zip(x, y, strict=True)]
     t = _dot(gap, gap) / ((1 - _dot(x, x)) * (1 - _dot(y, y)))
     return float(2 * mpmath.asinh(mpmath.sqrt(t)))
+
+
+def distances_by_pair(points: list[Vector]) -> list[float]:
+    """All distances at the working precision, pair after pair.
+
+    Returns:
+        In the order of ``itertools.combinations``.
+    """
+    import mpmath
+
+    deficit = [1 - _dot(x, x) for x in points]  # once for each point
+    out = []
+    for i, x in enumerate(points):
+        for j in range(i + 1, len(points)):
+            gap = [a - b for a, b in zip(x, points[j], strict=True)]
+            t = _dot(gap, gap) / (deficit[i] * deficit[j])
+            out.append(float(2 * mpmath.asinh(mpmath.sqrt(t))))
+    return out
 
 
 def correct_bits(terms: int, count: int = 150) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from icml25.core import data, make_generator
+
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["RootedTree"]
+__all__ = ["RootedTree", "load_tree"]
 
 
 class RootedTree:
@@ -307,6 +310,29 @@ class RootedTree:
                 best, best_ecc = node, ecc
             node = int(end.parent[node])
         return end.rerooted(best)
+
+
+def load_tree(name: str, seed: int = 0) -> RootedTree:
+    """A tree by name, hung up at its centre.
+
+    Args:
+        name: ``"3-ary-5"`` (complete, height 5), ``"yule-200"`` (a random phylogeny of
+            200 leaves), ``"mammals"`` (WordNet's, ships with the package),
+            ``"carnivores"`` (its part below *carnivore*), or a file of the data set
+            ``trees`` without its ending, such as ``"euro_birds"``.
+        seed: of the random phylogeny.
+    """
+    if match := re.fullmatch(r"(\d+)-ary-(\d+)", name):
+        return RootedTree.balanced(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"yule-(\d+)", name):
+        return RootedTree.yule(int(match[1]), make_generator(seed)).recentered()
+    if name in ("mammals", "carnivores"):
+        tree = RootedTree.from_tsv(data.wordnet_mammals())
+        if name == "carnivores":
+            names = [label.split(".")[0] for label in tree.labels]
+            tree = tree.subtree(names.index("carnivore"))
+        return tree.recentered()
+    return RootedTree.from_tsv(data.fetch("trees", f"{name}.tsv")).recentered()
 
 
 def _breadth_first(parents: np.ndarray) -> np.ndarray:
