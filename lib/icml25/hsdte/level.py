@@ -82,8 +82,6 @@ def compiled_steps(
 
     def fused(step: Callable[..., tuple[Expansion, ...]]) -> Callable:
         def run(*components: Tensor) -> tuple[Tensor, ...]:
-            if components[0].shape[-1] != dim:  # a constant of the graph, not a symbol
-                raise ValueError("another dimension")
             out = step(*(Expansion(c, product=product) for c in components))
             return tuple(e.components for e in out)
 
@@ -95,6 +93,10 @@ def compiled_steps(
             alone = components[0].shape[1] == 1  # a size of 1 would be a constant, too
             if alone:
                 components = [c[:, [0, 0]] for c in components]
+            for c in components:  # terms and dimension are constants of the graph
+                torch._dynamo.mark_static(c, 0)
+                if c.ndim == 3:
+                    torch._dynamo.mark_static(c, 2)
             out = [c[:, :1] if alone else c for c in graph(*components)]
             return tuple(Expansion(c, product=product) for c in out)
 
