@@ -38,7 +38,7 @@ def rows() -> list[dict]:
 def _against_mpmath():
     """Per-node multiple precision at equal bits; both sides do all that they return.
 
-    The issue asks for 500 times. The plain side is as good as straightforward Python
+    The target is 500 times. The plain side is as good as straightforward Python
     gets: one inversion a parent, one deficit a point, mpmath's own dot products.
     """
     tree, dim = RootedTree.balanced(3, 5), 20
