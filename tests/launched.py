@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
+from icml25.core.runtime import leave_processes
 
 if __name__ == "__main__":
     slug, name, options, path = sys.argv[1:]
@@ -24,6 +25,7 @@ if __name__ == "__main__":
         },
     )
     result = experiment.function(config, device=torch.device("cpu"), seed=0)
+    leave_processes()
     if int(os.environ.get("RANK", 0)) == 0:
         processes = int(os.environ.get("WORLD_SIZE", 1))
         Path(path).write_text(json.dumps({"processes": processes, "result": result}))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from icml25.core import Experiment, device, make_generator, progress, scale
+from icml25.core.runtime import leave_processes
 
 
 def test_scale_is_laptop_by_default(monkeypatch):
@@ -79,3 +80,13 @@ def test_importing_the_floor_loads_no_heavy_library():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_leaving_the_processes_is_safe_alone_and_closes_the_group(tmp_path):
+    leave_processes()
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    leave_processes()
+    assert not torch.distributed.is_initialized()
+    leave_processes()

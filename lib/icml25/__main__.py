@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from icml25.core import claims, data, records
-from icml25.core.runtime import CHAPTERS, SCALES, device, scale_name
+from icml25.core.runtime import CHAPTERS, SCALES, device, leave_processes, scale_name
 
 _EPILOG = """examples:
   python -m icml25 run golore                       the chapter's main experiment
@@ -90,7 +90,10 @@ def _run(options: argparse.Namespace) -> int:
     config = experiment.config(scale)
     print(f"{slug}/{chosen}: {scale} scale, {where}, seed {options.seed}\n{config}")
     begin = time.perf_counter()
-    metrics = experiment.function(config, device=where, seed=options.seed)
+    try:
+        metrics = experiment.function(config, device=where, seed=options.seed)
+    finally:
+        leave_processes()
     wall_s = time.perf_counter() - begin
     if int(os.environ.get("RANK", 0)) > 0:  # one of several processes speaks for all
         return 0

@@ -89,6 +89,18 @@ def device(name: str | None = None) -> torch.device:
     return chosen
 
 
+def leave_processes() -> None:
+    """Leave the processes that ``torchrun`` or ``accelerate launch`` joined, if any.
+
+    PyTorch asks for it before a process ends: the threads of a group that is still open
+    can abort a process that had done all its work.
+    """
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def make_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
     """A seeded random generator; the only source of randomness an experiment uses.
 

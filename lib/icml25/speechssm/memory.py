@@ -27,7 +27,7 @@ class MemoryRun:
     full: TransformerConfig = field(
         default_factory=lambda: TransformerConfig(vocab_size=200)
     )
-    lengths: tuple[int, ...] = (250, 1000, 4000)  # tokens: 10 s, 40 s, 160 s
+    lengths: tuple[int, ...] = (250, 2000, 16_000)  # tokens: 10 s to 11 minutes
     batch_sizes: tuple[int, ...] = (1, 16)
     num_tokens: int = 24  # timed, after a quarter as many to warm up
 
@@ -61,7 +61,7 @@ def filled_state(
             shape = list(tensor.shape)
             if isinstance(block.mixer, FullAttention):
                 shape[2] = length
-            layer[name] = torch.randn(
+            layer[name] = torch.rand(
                 shape, generator=generator, device=like.device, dtype=tensor.dtype
             )
     state.age += length
