@@ -22,7 +22,7 @@ __all__ = [
 
 
 def deficit(x: Expansion) -> Tensor:
-    r"""$m(x) = 1 - |x|^2$, subtracted in expansions and then rounded.
+    r"""$g(x) = 1 - |x|^2$, subtracted in expansions and then rounded.
 
     Args:
         x: ``(..., d)`` points of the unit ball.
@@ -34,12 +34,12 @@ def deficit(x: Expansion) -> Tensor:
     return one.minus_as_float(x.dot(x))
 
 
-def _distance(square: Tensor, m_x: Tensor, m_y: Tensor) -> Tensor:
-    """``2 arsinh sqrt(|x-y|^2 / (m(x) m(y)))``: accurate for small and large values.
+def _distance(square: Tensor, g_x: Tensor, g_y: Tensor) -> Tensor:
+    """``2 arsinh sqrt(|x-y|^2 / (g(x) g(y)))``: accurate for small and large values.
 
     The two divisions come one after the other: their product may underflow.
     """
-    t = square / m_x / m_y
+    t = square / g_x / g_y
     # The root's slope is infinite at 0, where the distance has no derivative: use 0.
     return torch.where(t > 0, 2 * t.clamp_min(1e-300).sqrt().asinh(), t)
 
@@ -57,7 +57,7 @@ def _guarded(x: Expansion, guard: int) -> Expansion:
 def poincare_distance(x: Expansion, y: Expansion, *, guard: int = 1) -> Tensor:
     r"""Hyperbolic distance of points of the unit ball, ``hsdte-eq-distance``.
 
-    $d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (m(x)\,m(y))}$
+    $d(x, y) = 2\,\mathrm{arsinh}\sqrt{|x-y|^2 / (g(x)\,g(y))}$
 
     Args:
         x, y: ``(..., d)``, broadcastable.
@@ -89,13 +89,13 @@ def pairwise_distance(
     """
     points = _guarded(points, guard)
     size, dim = points.shape
-    m = deficit(points)
+    gap = deficit(points)
     rows = max(1, max_elements // max(1, size * dim))
     out = []
     for i in range(0, size, rows):
         difference = points[i : i + rows, None].minus_as_float(points)
         square = difference.square().sum(-1)  # (rows, n, d) -> (rows, n)
-        out.append(_distance(square, m[i : i + rows, None], m))
+        out.append(_distance(square, gap[i : i + rows, None], gap))
     return torch.cat(out)
 
 
@@ -130,12 +130,12 @@ def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
             "and (C, d)"
         )
     x = Expansion.from_float(z.to(points.dtype), max(points.terms, 2))
-    m = deficit(x)
-    if not bool((m > 0).all()):
+    gap = deficit(x)
+    if not bool((gap > 0).all()):
         raise ValueError("z has points on or outside the unit sphere (or NaN)")
     difference = x[:, None].minus_as_float(points)
     square = difference.square().sum(-1)  # (B, C, d) -> (B, C)
-    return _distance(square, m[:, None], deficit(points))
+    return _distance(square, gap[:, None], deficit(points))
 
 
 #: Subtrees of up to so many nodes are done many at a time.
@@ -148,13 +148,13 @@ class AncestorViews:
     The inversion that swaps ``v`` and the origin,
     ``sigma(x) = a + rho^2 (x - a) / |x - a|^2`` with ``a = v/|v|^2`` and
     ``rho^2 = 1/|v|^2 - 1``, is an isometry. Only ``x - a`` needs expansions: the
-    deficit of the image is the product ``rho^2 m(x) / |x - a|^2``.
+    deficit of the image is the product ``rho^2 g(x) / |x - a|^2``.
     """
 
     def __init__(self, tree: RootedTree, points: Expansion) -> None:
         self.tree = tree
         self.points = points
-        self.m = deficit(points)
+        self.gap = deficit(points)
         inner = torch.nonzero(tree.num_children > 0).flatten()[1:].to(points.device)
         self.row = torch.full((len(tree),), -1, device=points.device)
         self.row[inner] = torch.arange(len(inner), device=points.device)
@@ -166,7 +166,7 @@ class AncestorViews:
 
     def __call__(self, ancestor: Tensor | None, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Distances ``(k,)`` and directions ``(k, d)`` of nodes; None is the root."""
-        x, m = self.points[nodes], self.m[nodes]
+        x, gap = self.points[nodes], self.gap[nodes]
         if ancestor is None:
             y = x.to_float(torch.float64)
         else:
@@ -174,9 +174,9 @@ class AncestorViews:
             away = x.minus_as_float(self.center[row])
             factor = self.rho2[row] / away.square().sum(-1)
             y = self.center_float[row] + factor[:, None] * away
-            m = factor * m
+            gap = factor * gap
         norm2 = y.square().sum(-1)
-        return 2 * (norm2 / m).sqrt().asinh(), y / norm2.sqrt()[:, None]
+        return 2 * (norm2 / gap).sqrt().asinh(), y / norm2.sqrt()[:, None]
 
     def edge_lengths(self) -> Tensor:
         """``(n,)`` embedded length of the edge to the parent; 0 for the root."""

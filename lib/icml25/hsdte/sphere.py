@@ -205,7 +205,7 @@ _CODES: dict[str, Callable[[int, int], Tensor]] = {
 def _anneal_softmax(w: Tensor, steps: int = 500) -> Tensor:
     r"""Minimise a soft-max of the cosines while it hardens.
 
-    $\frac1\beta\log\sum_{i\ne j}e^{\beta w_i\cdot w_j}$ with growing beta.
+    $\frac1\beta\log\sum_{i\ne j}e^{\beta\omega_i\cdot\omega_j}$ with growing beta.
 
     For small beta all pairs push; for large beta only the closest do. Several starts
     run as one batch ``(starts, m, d)``; the best one is kept.
