@@ -13,7 +13,7 @@ import math
 import pkgutil
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -929,7 +929,8 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in headers.items():
             self.send_header(key, value)
         self.end_headers()
-        self.wfile.write(text.encode())
+        with suppress(BrokenPipeError):  # a client that has given up waiting
+            self.wfile.write(text.encode())
 
     def log_message(self, *args):
         pass
