@@ -91,7 +91,7 @@ def attribute_edges(
         gradients, float32 whatever the model's dtype.
 
     Source:
-        Section 3 of the paper; Syed et al. (2023) for EAP, Hanna et al. (2024) for IG.
+        Syed et al. (2023) for EAP, Hanna et al. (2024) for integrated gradients.
     """
     metric = resolve_metric(metric)
     adapter = Adapter(model)
@@ -342,13 +342,13 @@ def pull_back_norm(
 ) -> Tensor:
     r"""A gradient at a norm's output (times its gain), pulled back to the input.
 
-    $J^\top g = r\,(p - \overline{p} - \hat x\,\overline{\hat x p})$ with
+    $J^\top g = \rho\,(p - \overline{p} - \hat x\,\overline{\hat x p})$ with
     $p = \gamma g$ and means over the width; an RMS norm has no $\overline p$.
 
     Args:
         gradient: $p$, ``[..., d]``.
         x_hat: normalised input, ``[..., d]``.
-        scale: $r$, ``[..., 1]``.
+        scale: $\rho$, the inverse standard deviation, ``[..., 1]``.
         centre: a layer norm (true) or an RMS norm.
     """
     if centre:

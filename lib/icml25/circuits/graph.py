@@ -44,7 +44,7 @@ class CircuitGraph:
         MLP), columns in layer order (q of all heads, k, v, then MLP).
 
     Source:
-        Section 3 of the paper, after Hanna et al. (2024).
+        The graph of Hanna et al. (2024), which the paper uses.
     """
 
     num_layers: int

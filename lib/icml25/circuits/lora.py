@@ -46,9 +46,10 @@ def layer_importance(
 ) -> Tensor:
     r"""How much the edge scores of each layer change in fine-tuning.
 
-    $D_l = \sum_{e: \text{layer}(e) = l} |S_{\text{after}}(e) - S_{\text{before}}(e)|$.
-    The paper's rule takes the layer of an edge's **source**; early layers then own
-    more edges (their sources reach more slots), and lead even for random scores.
+    $D_l = \sum |S_{\text{after}}[u,v] - S_{\text{before}}[u,v]|$ over the
+    edges of layer $l$. The paper's rule takes the layer of an edge's **source**; early
+    layers then own more edges (their sources reach more slots), and lead even for
+    random scores.
 
     Args:
         before: scores ``[U, V]`` of the model before fine-tuning; or ``[U, U + 1]``,
@@ -65,7 +66,7 @@ def layer_importance(
         ValueError: shapes that differ or do not fit the graph, an unknown ``by``.
 
     Source:
-        The authors' code; "edges that change most" in Section 5 of the paper.
+        The authors' code.
     """
     if by not in ("source", "target"):
         raise ValueError(f"by={by!r}: allowed are 'source' and 'target'")

@@ -142,7 +142,7 @@ class Exact(Backend):
 class NoisyExpert(Exact):
     r"""A *simulated* expert whose errors grow with the facts in view.
 
-    A decision is wrong with probability (`eq-hypertree-noise`)
+    A decision with :math:`\ell` facts in view is wrong with probability
 
     .. math:: \varepsilon(\ell) = \min\{1/2,\; \varepsilon_0 + s\,\ell\} .
 

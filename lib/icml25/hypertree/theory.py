@@ -11,9 +11,10 @@ from icml25.hypertree.solve import PLANNERS
 
 @dataclass(frozen=True)
 class ErrorModel:
-    r"""n sub-tasks of k checks each, F facts a sub-task, c facts a finished step.
+    r"""n sub-tasks of k checks and F facts each, and an error that grows with the view.
 
-    A check with :math:`\ell` facts in view fails with probability
+    A finished step adds :math:`\delta` facts to what a chain sees. A check with
+    :math:`\ell` facts in view fails with probability
     :math:`\varepsilon(\ell) = \min\{1/2, \varepsilon_0 + s\ell\}`.
     """
 
@@ -41,9 +42,8 @@ class ErrorModel:
 def errors(model: ErrorModel, planner: str) -> torch.Tensor:
     r"""Error of each of the n k checks, in order: (n k,), float64.
 
-    Facts in view (`eq-hypertree-view`): chain :math:`nF + c\,t` at check t; tree
-    :math:`kF`, since one thought settles the k checks of a sub-task together;
-    hypertree :math:`F`.
+    Facts in view: chain :math:`nF + \delta t` at check t; tree :math:`kF`, since one
+    thought settles the k checks of a sub-task together; hypertree :math:`F`.
 
     Raises:
         ValueError: an unknown planner.
@@ -61,7 +61,7 @@ def errors(model: ErrorModel, planner: str) -> torch.Tensor:
 
 
 def success(model: ErrorModel, planner: str, *, retries: int = 0) -> float:
-    r"""Closed form :math:`\prod_t (1-\varepsilon_t^{\,r+1})` (`eq-hypertree-success`).
+    r"""Closed form :math:`\prod_t (1-\varepsilon_t^{\,r+1})` (`hypertree-eq-success`).
 
     Args:
         model, planner: which errors.

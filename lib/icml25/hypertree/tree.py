@@ -79,7 +79,7 @@ class _Partial:
 class HyperTree:
     r"""An acyclic hypergraph: branches are alternatives, children are all needed.
 
-    Chains and leaves obey (`eq-hypertree-count`)
+    The number of hyperchains below a node obeys (`hypertree-eq-count`)
 
     .. math:: N(v) = \sum_{b \in B(v)} \prod_{u \in b} N(u), \qquad
               N(\text{leaf}) = 1 .
@@ -94,7 +94,7 @@ class HyperTree:
         >>> tree.n_chains(), len(tree.leaves())
         (2, 3)
 
-    Source: Section 3 (hypertree, hyperchain).
+    Source: the paper's hypertree and hyperchain.
     """
 
     def __init__(
@@ -209,8 +209,8 @@ class HyperTree:
 
         Notes:
             The weight is a product over independent subtrees, so the k best of a node
-            are made of the k best of its children: :math:`O(k^2)` a child instead of
-            listing all chains.
+            are made of the k best of its children: at most :math:`k^2` combinations a
+            child are weighed, instead of all chains.
         """
         if k < 1:
             raise ValueError(f"k={k}: at least 1")
