@@ -83,7 +83,8 @@ def run_pretrain(
 
     Runs through ``accelerate``:
     ``accelerate launch -m icml25 run golore --scale paper`` uses every device it
-    is given, and divides ``accumulate`` by their number to keep the batch.
+    is given, and divides ``accumulate`` by their number to keep the batch (where
+    their number divides it).
 
     Args:
         config: what to train. ``corpus="generated"`` needs no text: tokens of a random

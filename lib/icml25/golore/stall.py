@@ -280,7 +280,7 @@ def check_bound(
             "gap": (problem.loss(problem.start) - problem.f_star).item(),
             "update_interval": interval,
             "num_steps": config.num_steps,
-            # additive noise, independent of the basis: E||P^T xi||^2 = delta sigma^2
+            # noise independent of the basis: E||P^T xi||^2 = delta E||xi||^2
             "noise": delta * problem.noise_power,
         }
         lr = golore_lr(**theorem)

@@ -37,7 +37,7 @@ class StallProblem:
         start: $X_0$, shape (n, n); its upper right $(n-r) \times r$ block is zero.
         f_star: the minimum, $-\tfrac12\|D\|_F^2$.
         smoothness: $L = 1$.
-        noise_power: $E\|\xi\|_F^2 = r\sigma^2$, under both laws of the noise.
+        noise_power: $\nu^2 = E\|\xi\|_F^2 = r\sigma^2$, under both laws of the noise.
 
     Raises:
         ValueError: for ``rank`` or ``sigma`` out of range.
@@ -110,7 +110,7 @@ class StallProblem:
         Args:
             x: $X$, (..., n, n).
             generator: source of the noise.
-            num_samples: $B$, batch size.
+            num_samples: $\mathcal{B}$, batch size.
             law: ``"blocked"`` (the counterexample's) or ``"isotropic"`` (Gaussian
                 entries of the same total power $r\sigma^2$).
 
@@ -126,7 +126,7 @@ class StallProblem:
         if law == "isotropic":
             deviation = math.sqrt(self.noise_power / num_samples) / self.n
             return grad.add_(torch.randn(x.shape, **like), alpha=deviation)
-        # The mean of B signs, drawn as a binomial count.
+        # The mean of the batch's signs, drawn as a binomial count.
         trials = x.new_full(x.shape[:-2], num_samples)
         heads = torch.binomial(trials, x.new_full((), 0.5).expand_as(trials), generator)
         mean = (2 * heads / num_samples - 1) * self.sigma
@@ -169,7 +169,7 @@ def golore_lr(
     noise: float,
 ) -> float:
     r"""The step size that minimises the bound,
-    $\min\{\frac{1}{4L\tau}, \sqrt{17\Delta / (12 L s T)}\}$.
+    $\min\{\frac{1}{4L\tau}, \sqrt{17\Delta / (12 L \nu_P^2 T)}\}$.
 
     Arguments as in :func:`golore_bound`.
     """
@@ -196,7 +196,7 @@ def golore_bound(
     (eq-bound in the book),
 
     $$\operatorname*{avg}_{k} E\|\nabla f(X_{k\tau})\|_F^2
-      \le \frac{17\,\Delta}{7\,\delta\eta T} + \frac{12\,L\eta s}{7\,\delta}.$$
+      \le \frac{17\,\Delta}{7\,\delta\eta T} + \frac{12\,L\eta \nu_P^2}{7\,\delta}.$$
 
     Args:
         smoothness: $L$ > 0.
@@ -204,8 +204,8 @@ def golore_bound(
         delta: $\delta = \min_l r_l / \min(m_l, n_l)$, in (0, 1].
         update_interval: $\tau$.
         num_steps: $T$, a multiple of $\tau$.
-        noise: $s \ge E\|P^\top\xi\|_F^2$: $\delta\sigma^2$ for noise that is
-            independent of the basis, $\sigma^2$ always.
+        noise: $\nu_P^2 \ge E\|P^\top\xi\|_F^2$, where $\nu^2 \ge E\|\xi\|_F^2$:
+            $\delta\nu^2$ for noise that is independent of the basis, $\nu^2$ always.
         lr: $\eta$; None takes :func:`golore_lr`.
 
     Returns:

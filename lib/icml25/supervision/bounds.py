@@ -80,7 +80,7 @@ class PreferencesConfig:
 def lemma(
     config: LemmaConfig, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> dict[str, Any]:
-    """The lemma's three bounds against their exact worst cases over all f.
+    """The lemma's bounds on square and mean against their exact worst cases.
 
     Returns:
         ``num_mdps``, ``largest_ratio`` (of the worst case to sum C_h),

@@ -68,8 +68,8 @@ def fit_outcome_reward(
 
     Minimises :math:`\sum_i (\sum_h r'_h - R_i)^2 + \lambda \|r' - \text{prior}\|^2`
     (``eq-supervision-outcome-regression``). Step rewards are not identifiable from
-    outcomes; the small ridge picks one member of the equivalence class, and all of them
-    give every covered policy the same value.
+    outcomes; the small ridge picks one member of the equivalence class. With enough
+    trajectories all of them give every covered policy the same value.
 
     Args:
         index: visited cells, (B, n, H), int64.

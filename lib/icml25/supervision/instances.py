@@ -1,4 +1,4 @@
-"""Decision processes that the chapter is about: random ones and four by hand."""
+"""Decision processes that the chapter is about: random ones and three by hand."""
 
 from __future__ import annotations
 
