@@ -53,12 +53,12 @@ def carry_lower(
     r"""A frequency among ``other_size`` fresh rows is at least this, whatever p is.
 
     Two events: :math:`p \ge` its Clopper-Pearson limit, and Bernstein's
-    :math:`\hat p' \ge f(p) = p - \sqrt{2p(1-p)L/m'} - L/3m'`. f is convex, so its
+    :math:`\hat p' \ge b(p) = p - \sqrt{2p(1-p)L/m'} - L/3m'`. b is convex, so its
     least value above the limit is at the limit or at its own minimum.
     """
     p, _ = clopper_pearson(counts, torch.as_tensor(size), log_level)
     c = 2 * log_level / torch.as_tensor(other_size, dtype=p.dtype, device=p.device)
-    turn = (1 - (1 + c).rsqrt()) / 2  # where f' = 0
+    turn = (1 - (1 + c).rsqrt()) / 2  # where b' = 0
     p = torch.maximum(p, turn)
     return p - (c * p * (1 - p)).sqrt() - c / 6
 

@@ -53,7 +53,7 @@ def certified_share(
 
     low = math.log(1 / population_size)
     shares = torch.linspace(low, 0, num_points + 1, dtype=torch.float64).exp()[:-1]
-    positive = margin(shares) > 0  # (P, K)
+    positive = margin(shares) > 0  # (J, K)
     first = positive.int().argmax(0)  # first True, or 0 where there is none
     low, high = shares[(first - 1).clamp(min=0)], shares[first]
     for _ in range(50):
@@ -109,7 +109,7 @@ def cracking_share(
 
 
 def limit_success(law: Tables, shares: Tensor, cracking: Tensor) -> Tensor:
-    """The staircase: mass of the elements that fall below each share, (P,)."""
+    """The staircase: mass of the elements that fall below each share, (J,)."""
     return ((shares[:, None] > cracking) * law.mapped.sum(-1)).sum(-1)
 
 

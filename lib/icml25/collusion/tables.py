@@ -167,7 +167,7 @@ class Tables:
         return Tables(self.inside - other.inside, self.mapped - other.mapped)
 
     def __mul__(self, rows: Tensor | float) -> Tables:
-        """Expected counts of ``rows`` draws from a law; (P,) rows -> (P, K, Y)."""
+        """Expected counts of ``rows`` draws from a law; (J,) rows -> (J, K, Y)."""
         rows = torch.as_tensor(rows, dtype=self.mapped.dtype)[..., None, None]
         return Tables(self.inside * rows, self.mapped * rows)
 

@@ -138,13 +138,13 @@ def telescoping_residual(
 ) -> tuple[Tensor, Tensor]:
     r"""Translation minus its telescoped form, and how far the translation went.
 
-    For deterministic DDIM with $\sigma_k=\sqrt{(1-\bar\alpha_k)/\bar\alpha_k}$,
+    For deterministic DDIM with $\sigma_t=\sqrt{(1-\bar\alpha_t)/\bar\alpha_t}$,
 
-    $$\hat z_0 - z_0 = \sum_k (\sigma_k - \sigma_{k-1})\,(\epsilon - \epsilon_k),$$
+    $$\hat z_0 - z_0 = \sum_t (\sigma_t - \sigma_{t-1})\,(\epsilon - \epsilon_t),$$
 
-    with $\epsilon_k$ the (guided) prediction of step k and $\sigma$ after the last step
+    with $\epsilon_t$ the (guided) prediction of step t and $\sigma$ after the last step
     equal to 0; for Euler steps of a rectified flow the same with $\sigma$ as noise
-    level and $(\epsilon - z_0) - v_k$ in the bracket. Exact for *any* network.
+    level and $(\epsilon - z_0) - v_t$ in the bracket. Exact for *any* network.
 
     Args:
         scheduler: ``DDIMScheduler`` with ``set_alpha_to_one``, without clipping and

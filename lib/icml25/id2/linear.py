@@ -96,8 +96,9 @@ def lda_transform(
 ) -> Tensor:
     r"""The best ``rank`` directions: apart for photos, together for pairs.
 
-    Maximises $\mathrm{tr}(W^\top T W)$ subject to $W^\top S_\lambda W = I$: the leading
-    generalised eigenvectors of $T w = \mu S_\lambda w$.
+    Maximises $\mathrm{tr}(W^\top T W)$ subject to $W^\top \bar S W = I$ with
+    $\bar S = S + \lambda\,\tfrac{\mathrm{tr}S}{d} I$: the leading generalised
+    eigenvectors of $T w = \mu \bar S w$.
 
     Args:
         scatter: S, (d, d), of the differences.

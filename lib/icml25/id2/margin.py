@@ -207,8 +207,9 @@ def train_cosface(
 
     Notes:
         Departures from the released trainer, which runs 25 epochs of 2,000 steps on
-        eight GPUs: W starts at the identity, its learning rate falls by a cosine, and
-        the softmax runs over a sample of the classes.
+        eight GPUs: learning rates fall by a cosine from the first step; by default W
+        starts at the identity and each centre at its origin, centres have a rate of
+        their own, and the softmax runs over a sample of the classes.
     """
     config = config or CosFaceConfig()
     if config.num_steps < 1 or not min(config.lr, config.centre_lr) > 0:
