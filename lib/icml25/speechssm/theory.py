@@ -79,12 +79,12 @@ def transformer_bytes(
 def attention_ceiling(bound: float, num_keys: int) -> float:
     r"""The largest weight softmax attention can give one of ``num_keys`` keys.
 
-    If all scores lie in :math:`[-B, B]`, no weight exceeds
-    :math:`1/(1+(n-1)e^{-2B})`.
+    If all scores lie in :math:`[-\beta, \beta]`, no weight exceeds
+    :math:`1/(1+(S-1)e^{-2\beta})` (``eq-ssm-dilution``).
 
     Args:
-        bound: ``B``, at least 0.
-        num_keys: ``n``, at least 1.
+        bound: :math:`\beta`, at least 0.
+        num_keys: ``S``, at least 1.
 
     Raises:
         ValueError: outside these ranges.
@@ -101,9 +101,9 @@ def unseen_turns(
 ) -> Tensor:
     r"""Which rotary pairs meet an angle at ``length`` that training never showed.
 
-    Pair :math:`i` turns by :math:`\theta_i` a token. In training on rows of :math:`L`
-    tokens its angles fill :math:`[0, (L-1)\theta_i]`, which is the whole circle only if
-    the wavelength :math:`2\pi/\theta_i` is below :math:`L`.
+    Pair :math:`k` turns by :math:`\theta_k` a token. In training on rows of :math:`L`
+    tokens its angles fill :math:`[0, (L-1)\theta_k]`, which is the whole circle only if
+    the wavelength :math:`2\pi/\theta_k` is at most :math:`L-1`.
 
     Args:
         num_pairs: pairs that turn, in each head.

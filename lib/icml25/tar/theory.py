@@ -37,7 +37,7 @@ def error_bounds(
 
     Each step h multiplies the gap by at most :math:`1 - 2\kappa h\beta\mu`, with
     :math:`\mu` the smallest non-zero eigenvalue of
-    :math:`L(q) u = \mu\,\mathrm{diag}(M) u`, :math:`M_i = \max(q_i, q^*_i)`, and
+    :math:`L(q) v = \mu\,\mathrm{diag}(M) v`, :math:`M_i = \max(q_i, q^*_i)`, and
     :math:`\kappa` the share of its first-order gain that the step is sure to keep. It
     is at least 1/2 while the weights stay above 1e-3/n; below, it may be less, and
     counts as 0 where the proof gives nothing. The coarse bound puts
