@@ -73,7 +73,7 @@ class TablesConfig:
 def run_tables(
     config: TablesConfig, *, device: torch.device, seed: int = 0
 ) -> dict[str, Any]:
-    """E1: every rule on fruit-tree, no network, no sampling (``seed`` is not used).
+    """Every rule on fruit-tree, no network, no sampling (``seed`` is not used).
 
     Returns:
         Per rule the scores of :func:`~icml25.pcrl.score` with the hypervolume as a
@@ -135,7 +135,7 @@ class TreasureConfig:
 def run_treasure(
     config: TreasureConfig, *, device: torch.device, seed: int = 0
 ) -> dict[str, Any]:
-    """E4: the treasure map, exact (``seed`` is not used).
+    """The treasure map, exact (``seed`` is not used).
 
     Returns:
         Per rule the scores, the values ``(K, 2)`` and visits ``(K, S)``, the same with
@@ -205,7 +205,7 @@ class NetworkConfig:
 def run_network(
     config: NetworkConfig, *, device: torch.device, seed: int = 0
 ) -> dict[str, Any]:
-    """E2 and E3: train each rule's meta-policy and score it on unseen preferences.
+    """Train each rule's meta-policy and score it on unseen preferences.
 
     Returns:
         Per rule the scores with the hypervolume as a share of that of all leaves.

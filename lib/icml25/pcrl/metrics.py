@@ -150,10 +150,10 @@ def score(
 
     Returns:
         ``cosine``: mean cosine between value and preference. ``eta``: mean attained
-        share :math:`\min_i (v_i / p_i) / t^*(p)`; 1 exactly when no policy serves the
-        worst-served objective better, which is the aligned Pareto point where the ray
-        meets the front. ``hypervolume`` above 0, ``sparsity``, and ``distinct``: the
-        number of value vectors that differ by more than 1 % of the largest entry.
+        share :math:`\min_i (v_i / p_i) / \tau^*(p)`; 1 exactly when no policy serves
+        the worst-served objective better, which is the aligned Pareto point where the
+        ray meets the front. ``hypervolume`` above 0, ``sparsity``, and ``distinct``:
+        the number of value vectors that differ by more than 1 % of the largest entry.
 
     Raises:
         ValueError: shapes differ, or a preference is not positive.

@@ -13,9 +13,9 @@ __all__ = ["ray_oracle"]
 def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
     r"""How far along each preference's ray any stochastic policy can get.
 
-    .. math:: t^*(p) = \max_{x \ge 0} \{ t : v(x) \ge t\,p \}
+    .. math:: \tau^*(p) = \max_{\tau,\,y \ge 0} \{ \tau : v(y) \ge \tau\,p \}
 
-    over the occupancy measures :math:`x` of the environment, a linear program. Mixing
+    over the occupancy measures :math:`y` of the environment, a linear program. Mixing
     is allowed, so this is the ceiling for every policy, deterministic or not.
 
     Args:
@@ -24,8 +24,8 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
 
     Returns:
         ``(K,)`` in units of value per unit of preference. Where the ray meets the front
-        it does so at :math:`t^* p`; where it misses the front, some policy has
-        :math:`v \ge t^* p` with more than asked in some objectives.
+        it does so at :math:`\tau^* p`; where it misses the front, some policy has
+        :math:`v \ge \tau^* p` with more than asked in some objectives.
 
     Raises:
         ValueError: the preference's size does not match, an entry is not positive, or
@@ -57,7 +57,7 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
     rows = np.concatenate([pairs // actions, env.next_state.cpu().numpy().ravel()])
     columns = np.concatenate([pairs, outcome])
     entries = np.concatenate([np.ones(len(pairs)), -keep.ravel()])
-    shape = (states, len(pairs) + 1)  # the last variable is t
+    shape = (states, len(pairs) + 1)  # the last variable is tau
     flow = coo_array((entries, (rows, columns)), shape=shape).tocsr()
     source = np.eye(states)[env.start]
     mean = (env.prob[..., None] * env.reward).sum(2).double()
@@ -65,7 +65,7 @@ def ray_oracle(env: TabularEnv, preference: Tensor) -> Tensor:
     offset = env.offset.double().cpu().numpy()
     best = []
     for p in preference.double().cpu().numpy():
-        reach = np.concatenate([-mean.T, p[:, None]], 1)  # t p - v(x) <= offset
+        reach = np.concatenate([-mean.T, p[:, None]], 1)  # tau p - v(y) <= offset
         solved = linprog(
             -np.eye(1, len(pairs) + 1, len(pairs))[0],
             A_ub=reach,

@@ -119,8 +119,8 @@ def rule_weights(
     r"""The weights with which a rule adds up the objectives' gradients.
 
     All rules share one form: the direction is :math:`d = G\,\omega` with
-    :math:`\omega = w^* + \lambda u` for the min-norm :math:`w^*`; they differ in the
-    pull :math:`u` and in whether either part is left out.
+    :math:`\omega = w^* + u` for the min-norm :math:`w^*`; they differ in the pull
+    :math:`u` and in whether either part is left out.
 
     Args:
         gram: :math:`G^\top G`, shape ``(..., m, m)``.
@@ -142,7 +142,7 @@ def rule_weights(
             value that is not positive, a Gram matrix with NaN.
 
     Source:
-        Eq. 6 (PreCo); section 4.3 of the authors' code for the last two rules.
+        Eq. 6 (PreCo); the authors' published code for the last two rules.
     """
     if rule not in RULES:
         raise ValueError(f"rule={rule!r}: allowed are {', '.join(RULES)}")
@@ -186,14 +186,14 @@ def pull_residual(preference: Tensor, returns: Tensor) -> Tensor:
 
     .. math:: \sigma = \max\Bigl(\tfrac1T \sum_t \bigl(p -
               \tfrac{R_t}{\|R_t\| + 10^{-4}}\bigr), -0.2\Bigr),
-              \qquad u = \sigma / \|\sigma\|
+              \qquad \frac{u}{\lambda} = \frac{\sigma}{\|\sigma\|}
 
     Args:
         preference: :math:`p`, shape ``(..., m)``; scaled to length 1 here.
         returns: :math:`R_t`, shape ``(..., T, m)``: discounted returns-to-go.
 
     Returns:
-        :math:`u`, shape ``(..., m)``, of length 1; entries may be negative.
+        :math:`u / \lambda`, shape ``(..., m)``, of length 1; entries may be negative.
 
     Source:
         The authors' published code, on-policy agent.
@@ -207,8 +207,8 @@ def pull_residual(preference: Tensor, returns: Tensor) -> Tensor:
 def pull_blend(preference: Tensor, value: Tensor, *, sharpness: float = 8.0) -> Tensor:
     r"""The pull of the authors' off-policy code: similarity first, weighted sum last.
 
-    .. math:: u = \rho\,p + (1 - \rho)\,\tfrac{s}{\|s\|_1}, \qquad
-              \rho = e^{-\kappa \theta / \pi}, \quad \theta = \angle(p, v)
+    .. math:: \frac{u}{\lambda} = \rho\,p + (1 - \rho)\,\frac{s}{\|s\|_1}, \qquad
+              \rho = e^{-\kappa \varphi / \pi}, \quad \varphi = \angle(p, v)
 
     Args:
         preference: :math:`p`, shape ``(..., m)``, positive; scaled to length 1 here.
@@ -216,7 +216,7 @@ def pull_blend(preference: Tensor, value: Tensor, *, sharpness: float = 8.0) -> 
         sharpness: :math:`\kappa`, how fast the weighted sum fades with the angle.
 
     Returns:
-        :math:`u`, shape ``(..., m)``, non-negative.
+        :math:`u / \lambda`, shape ``(..., m)``, non-negative.
 
     Source:
         The authors' published code, off-policy actor.
@@ -243,9 +243,9 @@ def _cagrad(
 ) -> Tensor:
     r"""CAGrad around the weighted sum ``g0``: SDMGrad whose lambda fits a ball.
 
-    :math:`\max_d \min_i \langle g_i, d\rangle` within :math:`\|d - g_0\| \le c\|g_0\|`
+    :math:`\max_d \min_i \langle g_i, d\rangle` within :math:`\|d - g_0\| \le r\|g_0\|`
     has the solution :math:`d = g_0 + G w / \mu` where :math:`w` is the min-norm weight
-    with pull :math:`\mu p` and :math:`\|G w\| = \mu c \|g_0\|`; that :math:`\mu` is the
+    with pull :math:`\mu p` and :math:`\|G w\| = \mu r \|g_0\|`; that :math:`\mu` is the
     fixed point of a majorise-minimise step.
     """
 

@@ -26,7 +26,7 @@ def train_tables(
 ) -> tuple[Tensor, Solution]:
     r"""One table of logits per preference, natural policy gradient, exact values.
 
-    .. math:: \ell \leftarrow \ell + \eta\, A\,\omega / \|\omega\|_1, \qquad
+    .. math:: \ell \leftarrow \ell + \alpha\, A\,\omega / \|\omega\|_1, \qquad
               M = \mathbb{E}_{d_\pi, \pi}[A A^\top]
 
     with exact advantages :math:`A \in \mathbb{R}^{S \times A \times m}`; in the
@@ -38,7 +38,7 @@ def train_tables(
         rule: key of ``RULES``.
         lam: strength of the pull.
         iterations: updates.
-        lr: step :math:`\eta`.
+        lr: step :math:`\alpha`.
 
     Returns:
         The policies ``(K, S, A)`` and their exact ``Solution``.

@@ -22,8 +22,8 @@ REGIONS = ("S", "T", "ST")
 def region_map(channels: int, patches: int) -> Tensor:
     r"""Which kind of neighbour every token is to every other.
 
-    Tokens stand channel after channel: token :math:`k` is patch ``k % patches`` of
-    channel ``k // patches``. A row holds :math:`C-1` spatial (0), :math:`N-1` temporal
+    Tokens stand channel after channel: token :math:`i` is patch ``i % patches`` of
+    channel ``i // patches``. A row holds :math:`C-1` spatial (0), :math:`N-1` temporal
     (1), :math:`(C-1)(N-1)` spatial-temporal (2) entries and itself (3); see
     ``eq-regions``.
 
@@ -77,13 +77,13 @@ class RegionRouter(nn.Module):
         kind: ``"released"``: the gates are hard and only the released routing loss
             trains them. ``"repaired"`` (ours): rows are scaled to unit size, the
             gates pass the forecast's gradient straight through, and the loss balances
-            the *load of the three regions*.
+            *mean probabilities of the three regions*.
 
     Raises:
         ValueError: no token, ``top_p`` outside [0, 1], or an unknown ``kind``.
 
     Source:
-        The authors' code; the paper's figure 3 names the two losses.
+        The authors' code; the paper's overview figure names the two losses.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ def _released_loss(ranked: Tensor, probs: Tensor) -> Tensor:
 
 
 def _load_loss(probs: Tensor) -> Tensor:
-    """Squared coefficient of variation of the three regions' shares of tokens."""
+    """Squared coefficient of variation of the three regions' mean probabilities."""
     share = probs.mean((0, 1, 2))
     return share.var() / share.mean().square()
 
