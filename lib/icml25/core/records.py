@@ -177,10 +177,11 @@ def _metrics(row: dict[str, Any]) -> str:
         for name, value in row["metrics"].items()
         if isinstance(value, int | float | str)
     }
-    return ", ".join(
+    shown = ", ".join(
         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
         for name, value in scalars.items()
     )
+    return shown or "tables and curves: see the file"
 
 
 def _provenance(row: dict[str, Any]) -> str:
