@@ -823,9 +823,10 @@ def test_split_takes_linear_weights_of_the_named_blocks():
 
 def test_levels_of_the_paper_instance():
     problem = StallProblem(generator=make(42))
-    assert problem.loss(problem.start).item() == pytest.approx(0.810729, abs=1e-6)
-    assert problem.f_star == pytest.approx(-23.217441, abs=1e-6)
-    assert problem.f_stall(problem.start).item() == pytest.approx(-20.776177, abs=1e-6)
+    # The draws are single precision; without vector kernels their last bits differ.
+    assert problem.loss(problem.start).item() == pytest.approx(0.810729, abs=1e-5)
+    assert problem.f_star == pytest.approx(-23.217441, abs=1e-5)
+    assert problem.f_stall(problem.start).item() == pytest.approx(-20.776177, abs=1e-5)
     values = torch.linalg.svdvals(problem.signal(problem.start))
     known = torch.tensor([5.0450, 3.9469, 1.9764, 1.4958, 0.8941, 0.2883])
     torch.testing.assert_close(values.float(), known, rtol=0, atol=1e-4)
