@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from icml25.core.runtime import leave_processes
+from icml25.core.runtime import end_process, leave_processes
 
 if __name__ == "__main__":
     slug, name, options, path = sys.argv[1:]
@@ -29,3 +29,4 @@ if __name__ == "__main__":
     if int(os.environ.get("RANK", 0)) == 0:
         processes = int(os.environ.get("WORLD_SIZE", 1))
         Path(path).write_text(json.dumps({"processes": processes, "result": result}))
+    end_process(0)

@@ -1,5 +1,6 @@
 """The floor's runtime: scale, device, seed, progress, experiments."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -90,3 +91,20 @@ def test_leaving_the_processes_is_safe_alone_and_closes_the_group(tmp_path):
     leave_processes()
     assert not torch.distributed.is_initialized()
     leave_processes()
+
+
+@pytest.mark.parametrize(("processes", "torn_down"), [("1", True), ("2", False)])
+def test_one_of_several_processes_ends_without_teardown(processes, torn_down):
+    code = (
+        "import atexit; from icml25.core.runtime import end_process;"
+        "atexit.register(print, 'torn down'); print('done'); end_process(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "WORLD_SIZE": processes},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert done.stdout.split("\n")[0] == "done"
+    assert ("torn down" in done.stdout) is torn_down

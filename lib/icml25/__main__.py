@@ -11,7 +11,14 @@ import time
 from collections.abc import Sequence
 
 from icml25.core import claims, data, records
-from icml25.core.runtime import CHAPTERS, SCALES, device, leave_processes, scale_name
+from icml25.core.runtime import (
+    CHAPTERS,
+    SCALES,
+    device,
+    end_process,
+    leave_processes,
+    scale_name,
+)
 
 _EPILOG = """examples:
   python -m icml25 run golore                       the chapter's main experiment
@@ -137,4 +144,4 @@ def _claims(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
@@ -92,13 +93,26 @@ def device(name: str | None = None) -> torch.device:
 def leave_processes() -> None:
     """Leave the processes that ``torchrun`` or ``accelerate launch`` joined, if any.
 
-    PyTorch asks for it before a process ends: the threads of a group that is still open
-    can abort a process that had done all its work.
+    PyTorch asks for it before a process ends.
     """
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process; one of several ends at once, without Python's own teardown.
+
+    A background thread that asks for Python while it is being torn down aborts the
+    process. Alone, that is a message; among several, the launcher then stops the others
+    and calls a run that had done all its work a failure.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def make_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
