@@ -447,6 +447,32 @@ def test_ranks_of_a_run_are_what_its_name_says(monkeypatch):
     assert list(ranks.values()) == [[2, 2, 2, 2], [3, 3, 1, 1], [1, 1, 1, 1]]
 
 
+def test_every_choice_is_each_pair_of_layers_once():
+    config = dry(
+        LAPTOP,
+        count=100,
+        num_seeds=1,
+        methods=("circuit_lora", "every_choice"),
+        tasks=("add_sub",),
+    )
+    found = compare_allocations(config)["add_sub"]["methods"]
+    chosen = found.pop("circuit_lora")
+    pairs = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    assert [each["layers"][0] for each in found.values()] == pairs
+    assert list(found)[:2] == ["layers_0_1", "layers_0_2"]
+    (layers,) = chosen["layers"]
+    assert found[f"layers_{layers[0]}_{layers[1]}"] == chosen  # one run
+    assert len({each["train_loss"][0][-1] for each in found.values()}) == 6
+
+
+def test_every_choice_of_many_is_refused(monkeypatch):
+    from icml25.circuits import compare
+
+    monkeypatch.setattr(compare, "MOST", 5)
+    with pytest.raises(ValueError, match="2 among 4 layers are 6 runs.*random_layers"):
+        compare_allocations(dry(LAPTOP, count=100))
+
+
 def test_an_unreachable_hub_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(RuntimeError, match="could not be reached.*model='random'"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -33,11 +35,14 @@ METHODS = (
 #: CircuitLoRA as the released code trains it on the composed task: critical layers
 #: learn twice as fast.
 FAST, FASTER = "circuit_lora_fast", 2.0
+#: Every set of ``num_critical`` layers in turn, each under its own name such as
+#: ``layers_0_1``; their mean is what a random choice gives. For models of few layers.
+EVERY, MOST = "every_choice", 20
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """CircuitLoRA against LoRA and others; the defaults are the laptop's."""
+    """CircuitLoRA against LoRA and others; the sizes are the laptop's."""
 
     model: str = "small"  # the shipped base model, "random", or a name on the hub
     tasks: tuple[str, ...] = ("add_sub", "mul_div")
@@ -64,7 +69,18 @@ class CompareConfig:
     num_seeds: int = 3
 
 
-LAPTOP = CompareConfig()
+# Four layers have six pairs: all of them, in the place of a random and the first one.
+LAPTOP = CompareConfig(
+    methods=(
+        "lora",
+        "circuit_lora",
+        "circuit_lora_mean",
+        EVERY,
+        "lora_other",
+        "adalora",
+        "ia3",
+    )
+)
 PAPER = CompareConfig(
     model="EleutherAI/pythia-1.4b-deduped",
     tasks=("add_sub", "mul_div", "sequence", "lcm", "function"),
@@ -110,14 +126,21 @@ def compare_allocations(
         percentage points.
 
     Raises:
-        ValueError: an unknown method or task, or ranks without a uniform equal.
+        ValueError: an unknown method or task, ranks without a uniform equal, or
+            ``every_choice`` of more than 20 sets of layers.
         RuntimeError: the hub's model cannot be reached.
     """
-    known = (*METHODS, FAST)
+    known = (*METHODS, FAST, EVERY)
     if unknown := set(config.methods) - set(known):
         raise ValueError(f"methods must be among {known}, got {sorted(unknown)}")
     base, tokenizer = _load(config, torch.device(device))
     num_layers = base.config.num_hidden_layers
+    choices = math.comb(num_layers, config.num_critical)
+    if EVERY in config.methods and choices > MOST:
+        raise ValueError(
+            f"methods: {EVERY!r} of {config.num_critical} among {num_layers} layers "
+            f"are {choices:,} runs, at most {MOST} are allowed; take 'random_layers'"
+        )
     sizes = {"num_layers": num_layers, "num_critical": config.num_critical}
     uniform = equal_rank(config.rank_other, config.rank_critical, **sizes)
     result: dict[str, Any] = {"equal_rank": uniform}
@@ -146,13 +169,10 @@ def _compare_once(
     chosen = _choose_layers(config, base, fit, seed)
     row.setdefault("importance", []).append(chosen.pop("importance"))
     done: dict[tuple, tuple] = {}
-    for method in config.methods:
+    for method, layers in _named_methods(config, num_layers):
         ranks = (config.rank_other, config.rank_critical)
-        layers: list[int] = []
         if method in chosen:
             layers = chosen[method]
-        elif method == "early_layers":
-            layers = list(range(config.num_critical))
         elif method == "random_layers":
             order = torch.randperm(num_layers, generator=make_generator(seed))
             layers = sorted(order[: config.num_critical].tolist())
@@ -185,6 +205,20 @@ def _compare_once(
         entry["accuracy"].append(score)
         entry["train_loss"].append(curve)
         entry["layers"].append(layers)
+
+
+def _named_methods(
+    config: CompareConfig, num_layers: int
+) -> Iterator[tuple[str, list[int]]]:
+    """Methods with the layers that their names give, where they give them."""
+    for method in config.methods:
+        if method == EVERY:
+            for layers in combinations(range(num_layers), config.num_critical):
+                yield "_".join(map(str, ("layers", *layers))), list(layers)
+        elif method == "early_layers":
+            yield method, list(range(config.num_critical))
+        else:
+            yield method, []
 
 
 def _in_layers(layers: list[int]) -> Callable[[str], bool]:
