@@ -1,10 +1,12 @@
 """The command line: helpful, honest about errors, no half-written record."""
 
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
 
 import pytest
+import torch
 from icml25.__main__ import main
 from icml25.core import Experiment, records
 
@@ -25,9 +27,17 @@ def chapter(monkeypatch, tmp_path):
     def interrupt(config, *, device, seed):
         raise KeyboardInterrupt
 
+    def lacks(config, *, device, seed):
+        import no_such_package  # noqa: F401
+
+    def fails(config, *, device, seed):
+        return torch.ones(2) @ torch.ones(3)
+
     module.EXPERIMENTS = {
         "add": Experiment(run, laptop=Config(), paper=Config(100), summary="adds"),
         "interrupt": Experiment(interrupt, laptop=Config()),
+        "lacks": Experiment(lacks, laptop=Config()),
+        "fails": Experiment(fails, laptop=Config()),
     }
     monkeypatch.setitem(sys.modules, "icml25.golore", module)
     monkeypatch.setattr(records, "directory", lambda: tmp_path)
@@ -56,6 +66,40 @@ def test_only_the_first_of_several_processes_prints_and_records(
     assert main(["run", "golore", "--record"]) == 0
     assert '"sum"' not in capsys.readouterr().out
     assert not list(chapter.iterdir())
+
+
+def test_list_names_the_experiments_and_runs_none(chapter, capsys):
+    assert main(["run", "golore", "--list"]) == 0
+    assert "  add: adds\n  interrupt:" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_named_also_when_it_is_imported_late(chapter, capsys):
+    assert main(["run", "golore", "lacks"]) == 2
+    message = "needs the package 'no_such_package': pip install -e '.[all]'"
+    assert message in capsys.readouterr().err
+
+
+def test_an_error_of_pytorch_keeps_its_traceback(chapter):
+    with pytest.raises(RuntimeError, match="size"):
+        main(["run", "golore", "fails"])
+
+
+def test_a_record_that_could_not_be_kept_stops_the_run_before_it_starts(
+    chapter, capsys, monkeypatch
+):
+    def nowhere():
+        raise FileNotFoundError("no book here")
+
+    monkeypatch.setattr(records, "directory", nowhere)
+    assert main(["run", "golore", "interrupt", "--record"]) == 2
+    assert "no book here" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} -m icml25 claims | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert not done.stderr
 
 
 def test_interrupt_leaves_no_record(chapter, capsys):

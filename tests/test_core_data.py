@@ -284,6 +284,8 @@ def test_data_folder_that_is_missing_is_an_error(demo, monkeypatch, tmp_path):
         data.fetch("demo", "a.csv")
     assert not data.available("demo")
     assert "not a folder" in data.describe("demo")
+    with pytest.raises(data.DataError, match="not a folder"):
+        data.describe()
 
 
 def test_cache_that_cannot_be_written_is_an_error(demo, monkeypatch, tmp_path):

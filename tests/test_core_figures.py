@@ -50,6 +50,13 @@ def test_table_is_drawn_as_markdown():
     ]
 
 
+def test_columns_of_numbers_stand_to_the_right_and_words_to_the_left():
+    rows = [["a", "-1.5 to +2", "about 3", "none", "1"], ["b", "**7**", "", "2", "yes"]]
+    rule = show_table(["", "range", "near", "mixed", "word"], rows).text.splitlines()[1]
+    assert rule == "| :-- | --: | --: | :-- | :-- |"
+    assert show_table(["a", "b"], []).text.count("|") == 6
+
+
 def test_table_refuses_a_short_row():
     with pytest.raises(ValueError, match="needs 2 cells"):
         show_table(["run", "loss"], [["GaLore"]])

@@ -49,6 +49,12 @@ def test_a_bad_record_leaves_nothing_behind(folder, metrics):
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
+def test_a_number_that_is_not_finite_is_named(folder):
+    metrics = {"good": 1.0, "task": {"loss": [0.5, float("inf")]}, "n": float("nan")}
+    with pytest.raises(ValueError, match=r"metrics: task\.loss\.1, n must be finite"):
+        write(metrics=metrics)
+
+
 def test_an_interrupted_write_keeps_the_old_record(folder, monkeypatch):
     path = write()
 
@@ -78,7 +84,13 @@ def test_a_file_that_is_no_record_is_refused(folder):
 def test_table_shows_result_cost_and_provenance(folder):
     write()
     text = records.table("golore")._repr_html_()
-    for part in ("digits-laptop-seed0", "loss = 0.5", "1 s on", "seed 0"):
+    for part in (
+        "digits-laptop-seed0",
+        "loss = 0.5",
+        "1 s on",
+        "seed 0",
+        "golore/digits",
+    ):
         assert part in text
 
 

@@ -23,6 +23,7 @@ from icml25.core.runtime import (
 _EPILOG = """examples:
   python -m icml25 run golore                       the chapter's main experiment
   python -m icml25 run golore digits --seed 1       another of its experiments
+  python -m icml25 run golore --list                what its experiments are
   python -m icml25 run golore --scale paper         the paper's own configuration
   python -m icml25 data                             data sets, and which are here
   python -m icml25 claims                           every claim and its verdict
@@ -46,11 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     run.add_argument("slug", help="the chapter, such as golore")
     run.add_argument("experiment", nargs="?", help="default: the chapter's first")
+    run.add_argument("--list", action="store_true", help="list its experiments")
     run.add_argument("--scale", choices=SCALES, help="default: $ICML25_SCALE or laptop")
     run.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best here)")
     run.add_argument("--seed", type=int, default=0, help="default: 0")
     run.add_argument(
-        "--record", action="store_true", help="write book/results/<slug>/<name>.json"
+        "--record",
+        action="store_true",
+        help="write book/results/<slug>/<name>-<scale>-seed<seed>.json",
     )
     show = commands.add_parser("data", help="outside data: list, show one, fetch")
     show.add_argument("name", nargs="?", help="one data set")
@@ -63,9 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing was recorded", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, RuntimeError, FileNotFoundError) as error:
+        # The package's own say all in a line; PyTorch's are lost without a traceback.
+        if isinstance(error, RuntimeError) and not _is_ours(error):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _is_ours(error: Exception) -> bool:
+    return type(error).__module__.startswith("icml25.")
 
 
 def _chapter(slug: str) -> str:
@@ -76,22 +90,29 @@ def _chapter(slug: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     slug = _chapter(options.slug)
-    name = f"icml25.{slug}"
     try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            raise ValueError(f"chapter {slug!r} has no code yet") from error
+        return _run_experiment(options, slug)
+    except ModuleNotFoundError as error:  # experiments import heavy packages late
+        if (error.name or "icml25").startswith("icml25"):
+            raise
         raise ValueError(
             f"chapter {slug!r} needs the package {error.name!r}: "
-            f"pip install -e '.[{slug}]'"
+            "pip install -e '.[all]'"
         ) from error
-    experiments = module.EXPERIMENTS
+
+
+def _run_experiment(options: argparse.Namespace, slug: str) -> int:
+    experiments = importlib.import_module(f"icml25.{slug}").EXPERIMENTS
+    known = "\n".join(f"  {key}: {e.summary}" for key, e in experiments.items())
+    if options.list:
+        print(f"experiments of {slug}, the default first:\n{known}")
+        return 0
     chosen = options.experiment or next(iter(experiments))
     if chosen not in experiments:
-        known = "\n".join(f"  {key}: {e.summary}" for key, e in experiments.items())
         raise ValueError(f"{slug} has no experiment {chosen!r}; it has\n{known}")
     experiment = experiments[chosen]
+    if options.record:
+        records.directory()  # a run of hours must not end in finding none
     scale = options.scale or scale_name()
     where = device(options.device)
     config = experiment.config(scale)

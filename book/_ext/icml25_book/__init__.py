@@ -10,6 +10,7 @@ evidence. `directives.py` holds the directives, `sources.py` what they read,
 import base64
 import io
 import json
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -52,6 +53,18 @@ def _anchor_claims(app: Sphinx, doctree: nodes.document) -> None:
             node["ids"].extend(ids.get(node["cell_index"], []))
 
 
+def _keep_punctuation(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Keep a formula and the mark after it on one line, which a browser would part."""
+    for math in list(doctree.findall(nodes.math)):
+        text = math.next_node(descend=False, siblings=True)
+        mark = re.match(r"[.,;:!?)]+", text) if isinstance(text, nodes.Text) else None
+        if mark and math.parent is text.parent:
+            joined = nodes.inline("", "", classes=["icml25-joined"])
+            math.parent.replace(text, nodes.Text(text[mark.end() :]))
+            math.parent.replace(math, joined)
+            joined += [math, nodes.Text(mark[0])]
+
+
 def _choose_scripts(
     app: Sphinx, page: str, template: str, context: dict, doctree
 ) -> None:
@@ -89,6 +102,7 @@ def setup(app: Sphinx) -> dict[str, bool | str]:
     app.connect("source-read", _drop_claim_data)
     app.connect("doctree-read", _anchor_claims)
     app.connect("doctree-resolved", glossary.link_terms)
+    app.connect("doctree-resolved", _keep_punctuation)
     # After the extensions that add the scripts.
     app.connect("html-page-context", _choose_scripts, priority=900)
     app.connect("build-finished", _write_card_figures)

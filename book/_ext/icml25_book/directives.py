@@ -131,9 +131,7 @@ class Scorecard(_Generated):
         if "cell" in row and chapter.is_there:
             section = escape(row["section"] or chapter.name)
             link = self.href(chapter.docname, f"claim-{row['id']}")
-            where = (
-                f'<p class="icml25-where">Shown in <a href="{link}">{section}</a></p>'
-            )
+            where = f'<p class="icml25-where">See <a href="{link}">{section}</a></p>'
         return (
             f'<tr role="row" data-claim="{row["id"]}" data-verdict="{css}">'
             f'<th scope="row" role="rowheader"><code>{row["id"]}</code> '

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from icml25.core import make_generator
+from icml25.core import data, make_generator
 
 from .adapter import Adapter
 from .attribution import attribute_edges
@@ -128,7 +128,7 @@ def compare_allocations(
     Raises:
         ValueError: an unknown method or task, ranks without a uniform equal, or
             ``every_choice`` of more than 20 sets of layers.
-        RuntimeError: the hub's model cannot be reached.
+        icml25.core.data.DataError: the hub's model cannot be reached.
     """
     known = (*METHODS, FAST, EVERY)
     if unknown := set(config.methods) - set(known):
@@ -336,7 +336,7 @@ def _load(config: CompareConfig, device: torch.device) -> tuple[nn.Module, Any]:
                 config.model, dtype=getattr(torch, config.dtype)
             )
         except OSError as error:
-            raise RuntimeError(
+            raise data.DataError(
                 f"{config.model} comes from the Hugging Face hub, which could not be "
                 "reached: go online, unset HF_HUB_OFFLINE, or try the run dry with "
                 f"model='random' [{type(error).__name__}: {error}]"

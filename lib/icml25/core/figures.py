@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,6 +21,10 @@ COLORS = {
     "sky": "#56B4E9",
     "ink": "#1F2933",
 }
+#: A cell that begins with a number, marks and signs aside, or an empty one.
+_NUMBER = re.compile(
+    r"[\s*~<>≤≥±+−–—$-]*((about|under|over|at (least|most)) )?[\d.]|[–—-]*$"
+)
 _CYCLE = [COLORS[name] for name in ("method", "orange", "green", "pink", "yellow")]
 
 
@@ -84,7 +89,7 @@ class _Shown:
 
 
 def show_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> _Shown:
-    """A table of texts, the first column to the left and the others to the right.
+    """A table of texts: columns of numbers to the right, the first and all others left.
 
     Cells may hold Markdown and ``$``-mathematics; round numbers before they come here.
 
@@ -96,7 +101,10 @@ def show_table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> _Shown:
     for line in lines:
         if len(line) != len(header):
             raise ValueError(f"row {line} needs {len(header)} cells, as {header}")
-    rule = [":--", *["--:"] * (len(header) - 1)]
+    rule = [":--"]
+    for place in range(1, len(header)):
+        is_number = all(_NUMBER.match(line[place]) for line in lines)
+        rule.append("--:" if is_number else ":--")
     text = "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *lines])
     return _Shown(text, text)
 

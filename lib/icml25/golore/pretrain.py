@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from icml25.core import make_generator, progress
+from icml25.core import data, make_generator, progress
 
 from .memory import state_bytes
 from .optim import GoLore, split_param_groups
@@ -99,7 +99,7 @@ def run_pretrain(
 
     Raises:
         ValueError: for an unknown corpus or method.
-        RuntimeError: if C4 cannot be streamed.
+        icml25.core.data.DataError: if C4 cannot be streamed.
     """
     if config.corpus not in CORPORA:
         raise ValueError(f"corpus must be one of {CORPORA}, got {config.corpus!r}")
@@ -293,7 +293,7 @@ def _c4(config: PretrainConfig, seed: int) -> tuple[_Sequences, _Sequences]:
         train = stream("train").shuffle(seed=seed, buffer_size=10_000)
         valid = stream("validation")
     except Exception as error:  # each library on the way wraps it in its own class
-        raise RuntimeError(
+        raise data.DataError(
             "C4 and its tokenizer are streamed from the Hugging Face hub "
             "(allenai/c4, google-t5/t5-base), which could not be reached: go online, "
             "unset HF_HUB_OFFLINE, or try the run dry with corpus='generated' "

@@ -143,11 +143,16 @@ def wordnet_mammals() -> Path:
 
 
 def describe(name: str | None = None) -> str:
-    """A table of all data sets, or the details of one, as text; no network."""
+    """A table of all data sets, or the details of one, as text; no network.
+
+    Raises:
+        DataError: no such data set; or, for the table, a wrong ``$ICML25_DATA``.
+    """
     return _describe_one(name) if name else _describe_all()
 
 
 def _describe_all() -> str:
+    store.local_root()  # one error, not one a file
     rows = [("name", "files", "size", "here", "licence")]
     for dataset in DATASETS.values():
         size, here = _size(dataset.size_bytes), _where(status(dataset.name))
