@@ -987,6 +987,13 @@ def test_endpoint_reads_probabilities():
     assert prob == pytest.approx([0.25, 0.75, 0.0])
 
 
+def test_endpoint_passes_over_tokens_that_only_look_like_numbers():
+    odd = {"1": 0.2, "2": 0.6, "\u00b2": 0.1, "\u0662": 0.05, "1" * 5_000: 0.05}
+    with serving(say("2", odd)) as (_, url):
+        (prob,) = client(url)[0].choose([QUESTION])
+    assert prob == pytest.approx([0.25, 0.75, 0.0])
+
+
 def test_endpoint_answer_outside_the_options_is_asked_again_once():
     with serving(say("7"), say("3")) as (server, url):
         assert client(url)[0].pick([QUESTION]) == [2]
@@ -997,7 +1004,8 @@ def test_endpoint_answer_outside_the_options_is_asked_again_once():
 
 def test_endpoint_retries_rate_limits_and_server_errors():
     busy = (429, "", {"Retry-After": "7"}, 0)
-    with serving(busy, (503, "", {}, 0), say("ok")) as (_, url):
+    odd = (503, "", {"Retry-After": "\u00b2"}, 0)  # no number: the usual wait
+    with serving(busy, odd, say("ok")) as (_, url):
         backend, waits = client(url)
         assert backend.generate("hi") == "ok"
     assert waits == [7.0, 2.0]
