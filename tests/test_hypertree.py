@@ -155,6 +155,17 @@ def test_best_chains_are_the_largest(seed, k):
     assert [c.weight for c in tree.best_chains(k)] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_best_chains_of_equal_weight_keep_branch_order(seed, k):
+    tree, g = random_tree(seed), generator(seed)
+    for node in tree.nodes:  # powers of two: products are exact, and often equal
+        powers = torch.randint(3, (len(node.branches),), generator=g)
+        node.weights[:] = (0.5**powers).tolist()
+    chains = sorted(tree.hyperchains(), key=lambda chain: -chain.weight)  # stable
+    assert tree.best_chains(k) == chains[:k]
+
+
 def test_two_branches_of_three_children_with_two_branches_give_sixteen():
     tree = ht.HyperTree("t", "root")
     for b in range(2):
