@@ -1228,6 +1228,18 @@ def test_model_log_probabilities(model):
 
 
 @needs_model
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_changes_nothing(model, dtype):
+    case = ["The weather was fine. " * 40 + "The capital of France is"], [(" Paris",)]
+    expected = model.log_probs(*case)
+    torch.set_default_dtype(dtype)
+    try:
+        assert model.log_probs(*case) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_model
 def test_half_precision_agrees_with_float32(model):
     half = SmolLM2(dtype=torch.bfloat16)
     prompt, options = ["The capital of France is"], [(" Paris", " the", " London")]
