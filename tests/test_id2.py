@@ -679,3 +679,14 @@ def test_attacks_keep_shape_and_change_images():
         blur(images, sigma=20)
     with pytest.raises(ValueError, match="share=2"):
         crop(images, share=2)
+
+
+def test_crop_keeps_the_middle_of_each_side():
+    wide = torch.arange(32.0).repeat(1, 3, 8, 1) / 31
+    torch.testing.assert_close(crop(wide, share=1.0), wide)
+    half = crop(wide, share=0.5)
+    assert half.shape == wide.shape
+    # Bilinear: output i lies at 8 + (i + 1/2) / 2 - 1/2 of the input, kept in 8..23.
+    place = (7.75 + torch.arange(32) / 2).clamp(8, 23)
+    torch.testing.assert_close(half, (place / 31).expand_as(half))
+    torch.testing.assert_close(crop(wide.mT, share=0.5), half.mT)
