@@ -479,6 +479,28 @@ def test_sampled_classes_give_the_same_logits_in_their_columns():
         head(x, label, classes=classes[1:])
 
 
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_cosface_step_reads_no_value_off_the_device(is_sampled):
+    # On the meta device there are no values: reading one is an error.
+    head = CosFaceHead(8, 10).to("meta")
+    x, label = torch.empty(4, 8, device="meta"), torch.arange(4, device="meta")
+    classes = torch.arange(6, device="meta") if is_sampled else None
+    head.loss(x, label, classes=classes).backward()
+    with pytest.raises(ValueError, match=r"one \(int64\) for each row"):
+        head.loss(x, label[:3], classes=classes)
+
+
+def test_cosface_compiles_as_one_graph():
+    _, head, x, label = _golden_head()
+    classes = torch.arange(10)
+    compiled = torch.compile(head.loss, backend="eager", fullgraph=True)
+    assert compiled(x, label) == head.loss(x, label)
+    assert compiled(x, label, classes=classes) == head.loss(x, label)
+    without = classes[classes != label[0]]
+    with pytest.raises(RuntimeError, match="out of bounds"):  # never a silent number
+        compiled(x, label, classes=without)
+
+
 def test_cosface_gradients_are_right():
     head = CosFaceHead(5, 6, scale=4.0).double()
     x = normal(4, 5, dtype=torch.float64).requires_grad_()
