@@ -155,6 +155,17 @@ def test_best_chains_are_the_largest(seed, k):
     assert [c.weight for c in tree.best_chains(k)] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_best_chains_of_equal_weight_keep_branch_order(seed, k):
+    tree, g = random_tree(seed), generator(seed)
+    for node in tree.nodes:  # powers of two: products are exact, and often equal
+        powers = torch.randint(3, (len(node.branches),), generator=g)
+        node.weights[:] = (0.5**powers).tolist()
+    chains = sorted(tree.hyperchains(), key=lambda chain: -chain.weight)  # stable
+    assert tree.best_chains(k) == chains[:k]
+
+
 def test_two_branches_of_three_children_with_two_branches_give_sixteen():
     tree = ht.HyperTree("t", "root")
     for b in range(2):
@@ -987,6 +998,13 @@ def test_endpoint_reads_probabilities():
     assert prob == pytest.approx([0.25, 0.75, 0.0])
 
 
+def test_endpoint_passes_over_tokens_that_only_look_like_numbers():
+    odd = {"1": 0.2, "2": 0.6, "\u00b2": 0.1, "\u0662": 0.05, "1" * 5_000: 0.05}
+    with serving(say("2", odd)) as (_, url):
+        (prob,) = client(url)[0].choose([QUESTION])
+    assert prob == pytest.approx([0.25, 0.75, 0.0])
+
+
 def test_endpoint_answer_outside_the_options_is_asked_again_once():
     with serving(say("7"), say("3")) as (server, url):
         assert client(url)[0].pick([QUESTION]) == [2]
@@ -997,7 +1015,8 @@ def test_endpoint_answer_outside_the_options_is_asked_again_once():
 
 def test_endpoint_retries_rate_limits_and_server_errors():
     busy = (429, "", {"Retry-After": "7"}, 0)
-    with serving(busy, (503, "", {}, 0), say("ok")) as (_, url):
+    odd = (503, "", {"Retry-After": "\u00b2"}, 0)  # no number: the usual wait
+    with serving(busy, odd, say("ok")) as (_, url):
         backend, waits = client(url)
         assert backend.generate("hi") == "ok"
     assert waits == [7.0, 2.0]
@@ -1206,6 +1225,18 @@ def test_model_log_probabilities(model):
     options = (" Paris", " the", " London")
     (found,) = model.log_probs(["The capital of France is"], [options])
     assert found == pytest.approx([-0.258, -2.741, -4.384], abs=0.01)
+
+
+@needs_model
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_changes_nothing(model, dtype):
+    case = ["The weather was fine. " * 40 + "The capital of France is"], [(" Paris",)]
+    expected = model.log_probs(*case)
+    torch.set_default_dtype(dtype)
+    try:
+        assert model.log_probs(*case) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @needs_model

@@ -31,7 +31,13 @@ from icml25.id2 import (
 from icml25.id2.attacks import ATTACKS, blur, crop, jpeg
 from icml25.id2.autoencoders import BlockPCA, decode, encode, load_tensors
 from icml25.id2.margin import CosFaceConfig, make_network, paper_lr
-from icml25.id2.ranking import locate_origins, ranks_from_scores, standard_error, unit
+from icml25.id2.ranking import (
+    _full_precision,
+    locate_origins,
+    ranks_from_scores,
+    standard_error,
+    unit,
+)
 from icml25.id2.theory import exact_annihilator, singular_value_cosine
 
 GOLDEN = Path(__file__).parent / "golden" / "id2"
@@ -115,6 +121,95 @@ def test_topk_equals_sorting():
     expected, place = (q @ g.mT).topk(12)
     torch.testing.assert_close(value, expected)
     assert torch.equal(index, place)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_no_rank_and_no_score(dtype, device):
+    g = unit(normal(2_000, 64, seed=7)).to(device)
+    positive = torch.arange(200, device=device)
+    q = unit(g[positive] + 0.22 * normal(200, 64, seed=8).to(device))
+    ranks, (value, index) = rank_of_positive(q, g, positive), topk(q, g, 3)
+    with torch.autocast(device, dtype):
+        assert (q @ g.mT).dtype == dtype  # it is on
+        assert torch.equal(rank_of_positive(q, g, positive, block=512), ranks)
+        scores, place = topk(queries=q, gallery=g, k=3)
+    assert torch.equal(scores, value) and torch.equal(place, index)
+
+
+class _Precision(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the switch's place at each matrix product."""
+
+    def __init__(self, switch):
+        super().__init__()
+        self.switch, self.seen = switch, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.seen.append(self.switch.fp32_precision)
+        return function(*args, **(kwargs or {}))
+
+
+needs_switch = pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch < 2.9"
+)
+
+
+@needs_switch
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["switch", "level"])
+def test_ranks_are_computed_in_full_precision_whatever_the_switch(way, device):
+    switches = {
+        "cuda": torch.backends.cuda.matmul,
+        "cpu": torch.backends.mkldnn.matmul,
+    }
+    switch = switches[device]
+    g = unit(normal(300, 64)).to(device)
+    place = torch.arange(9, device=device)
+    q = unit(g[place] + 0.22 * normal(9, 64, seed=8).to(device))
+    ranks, best = rank_of_positive(q, g, place), topk(q, g, 2)[0]
+    before = {each: each.fp32_precision for each in switches.values()}
+    try:
+        if way == "switch":
+            switch.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("high")
+        with _Precision(switch) as watch:
+            assert torch.equal(rank_of_positive(q, g, place), ranks)
+            assert torch.equal(topk(q, g, 2)[0], best)
+            with pytest.raises(ValueError, match="outside the gallery"):
+                rank_of_positive(q, g, place + 300)
+        assert watch.seen == ["ieee", "ieee"]
+        assert switch.fp32_precision == "tf32"  # as it was, after the error too
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for each, precision in before.items():
+            each.fp32_precision = precision
+
+
+@needs_switch
+def test_the_gpus_switch_is_set_and_reset_by_either_interface():
+    # No public function shows it where there is no GPU.
+    switch = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    try:
+        for name, value in (("fp32_precision", "tf32"), ("allow_tf32", True)):
+            setattr(switch, name, value)
+            with _full_precision(torch.device("cuda")):
+                assert switch.fp32_precision == "ieee"
+            assert getattr(switch, name) == value
+            switch.allow_tf32 = False
+    finally:
+        switch.fp32_precision = before
+
+
+def test_unit_rows_keep_double_precision():
+    x = normal(50, 8, dtype=torch.float64)
+    length = torch.linalg.vector_norm(unit(x), dim=1)
+    assert (length - 1).abs().max() < 1e-15
+    tiny = torch.full((1, 4), 1e-60, dtype=torch.float64)
+    assert unit(tiny).tolist() == [[0.5] * 4]
+    assert unit(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_memory_stays_at_one_tile():
@@ -479,6 +574,28 @@ def test_sampled_classes_give_the_same_logits_in_their_columns():
         head(x, label, classes=classes[1:])
 
 
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_a_cosface_step_reads_no_value_off_the_device(is_sampled):
+    # On the meta device there are no values: reading one is an error.
+    head = CosFaceHead(8, 10).to("meta")
+    x, label = torch.empty(4, 8, device="meta"), torch.arange(4, device="meta")
+    classes = torch.arange(6, device="meta") if is_sampled else None
+    head.loss(x, label, classes=classes).backward()
+    with pytest.raises(ValueError, match=r"one \(int64\) for each row"):
+        head.loss(x, label[:3], classes=classes)
+
+
+def test_cosface_compiles_as_one_graph():
+    _, head, x, label = _golden_head()
+    classes = torch.arange(10)
+    compiled = torch.compile(head.loss, backend="eager", fullgraph=True)
+    assert compiled(x, label) == head.loss(x, label)
+    assert compiled(x, label, classes=classes) == head.loss(x, label)
+    without = classes[classes != label[0]]
+    with pytest.raises(RuntimeError, match="out of bounds"):  # never a silent number
+        compiled(x, label, classes=without)
+
+
 def test_cosface_gradients_are_right():
     head = CosFaceHead(5, 6, scale=4.0).double()
     x = normal(4, 5, dtype=torch.float64).requires_grad_()
@@ -679,3 +796,14 @@ def test_attacks_keep_shape_and_change_images():
         blur(images, sigma=20)
     with pytest.raises(ValueError, match="share=2"):
         crop(images, share=2)
+
+
+def test_crop_keeps_the_middle_of_each_side():
+    wide = torch.arange(32.0).repeat(1, 3, 8, 1) / 31
+    torch.testing.assert_close(crop(wide, share=1.0), wide)
+    half = crop(wide, share=0.5)
+    assert half.shape == wide.shape
+    # Bilinear: output i lies at 8 + (i + 1/2) / 2 - 1/2 of the input, kept in 8..23.
+    place = (7.75 + torch.arange(32) / 2).clamp(8, 23)
+    torch.testing.assert_close(half, (place / 31).expand_as(half))
+    torch.testing.assert_close(crop(wide.mT, share=0.5), half.mT)

@@ -82,8 +82,9 @@ def test_ddim_telescopes_for_any_network(strength, guidance):
     assert moved.abs().mean() > 0.1
 
 
-def test_euler_on_a_rectified_flow_telescopes_too():
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_euler_on_a_rectified_flow_telescopes_too(shift):
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
     args, options = _setting()
     residual, moved = telescoping_residual(Wild(), scheduler, *args, **options)
     assert residual.abs().max() < 1e-5 * moved.abs().max()  # sigmas are float32
@@ -97,12 +98,25 @@ def test_euler_on_a_rectified_flow_telescopes_too():
         diffusers.DPMSolverMultistepScheduler(),
         diffusers.DDIMScheduler(clip_sample=True),
         diffusers.DDIMScheduler(prediction_type="v_prediction", **PLAIN_DDIM),
+        diffusers.DDIMScheduler(timestep_spacing="trailing", **PLAIN_DDIM),
+        diffusers.DDIMScheduler(timestep_spacing="linspace", **PLAIN_DDIM),
+        diffusers.DDIMScheduler(thresholding=True, **PLAIN_DDIM),
+        diffusers.DDIMScheduler(rescale_betas_zero_snr=True, **PLAIN_DDIM),
+        diffusers.FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
     ],
     ids=lambda s: type(s).__name__,
 )
 def test_other_samplers_are_refused_by_the_identity(scheduler):
     args, options = _setting()
     with pytest.raises(ValueError, match="telescoped form holds for"):
+        telescoping_residual(Wild(), scheduler, *args, **options)
+
+
+def test_a_refused_sampler_hears_which_option_is_wrong():
+    scheduler = diffusers.DDIMScheduler(timestep_spacing="trailing", **PLAIN_DDIM)
+    args, options = _setting()
+    with pytest.raises(ValueError, match=r"r\(timestep_spacing='trailing'\): the"):
         telescoping_residual(Wild(), scheduler, *args, **options)
 
 

@@ -120,7 +120,7 @@ class OpenAICompatible(Backend):
                 if error.code not in _RETRY_STATUS:
                     raise EndpointError(f"{self!r}: {why}") from None
                 after = error.headers.get("Retry-After", "") if error.headers else ""
-                wait = float(after) if after.isdigit() else wait
+                wait = float(after) if after.isdecimal() else wait
             except TimeoutError:
                 why = f"no answer within {self.timeout_s:g} s"
             except urllib.error.URLError as error:
@@ -212,11 +212,12 @@ def _from_logprobs(choice: dict[str, Any], num_options: int) -> list[float] | No
         return None
     try:
         top = choice["logprobs"]["content"][0]["top_logprobs"]
+        numbers = [str(i + 1) for i in range(num_options)]
         weights = [0.0] * num_options
         for entry in top:
             token = entry["token"].strip()
-            if token.isdigit() and 1 <= int(token) <= num_options:
-                weights[int(token) - 1] += math.exp(entry["logprob"])
+            if token in numbers:  # isdigit() also takes a superscript, int() refuses it
+                weights[numbers.index(token)] += math.exp(entry["logprob"])
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
     total = sum(weights)

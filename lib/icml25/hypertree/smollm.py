@@ -192,9 +192,9 @@ class SmolLM2:
         batch, length = ids.shape
         past = cache[0][0].shape[2] if cache else 0
         position = torch.arange(past, past + length, device=ids.device)
-        inverse = s.theta ** (
-            -torch.arange(0, s.head_dim, 2, device=ids.device) / s.head_dim
-        )
+        # float32 in words: eight bits of mantissa would lose far positions.
+        pair = torch.arange(0, s.head_dim, 2, device=ids.device, dtype=torch.float32)
+        inverse = s.theta ** (-pair / s.head_dim)
         angle = torch.cat([position[:, None] * inverse] * 2, -1)  # (T, d)
         x = F.embedding(ids, self.embedding)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)

@@ -268,7 +268,8 @@ class HyperTree:
 
 
 def _largest(k: int, parts: Iterable[_Partial]) -> list[_Partial]:
-    return heapq.nlargest(k, parts, key=lambda part: part.weight)
+    # Choices compare like branches, since two of them first differ at one node.
+    return heapq.nsmallest(k, parts, key=lambda part: (-part.weight, part.choice))
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,13 @@ def crop(images: Tensor, *, share: float) -> Tensor:
     """Keep the middle ``share`` of each side and stretch it back to full size."""
     if not 0 < share <= 1:
         raise ValueError(f"share={share}: give a number in (0, 1]")
-    size = images.shape[-1]
-    keep = max(1, round(share * size))
-    start = (size - keep) // 2
-    middle = images[..., start : start + keep, start : start + keep]
+    middle = images
+    for side in (-2, -1):
+        size = images.shape[side]
+        keep = max(1, round(share * size))
+        middle = middle.narrow(side, (size - keep) // 2, keep)
     return torch.nn.functional.interpolate(
-        middle, size=(size, size), mode="bilinear", align_corners=False
+        middle, size=images.shape[-2:], mode="bilinear", align_corners=False
     )
 
 

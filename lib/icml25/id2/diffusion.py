@@ -11,6 +11,23 @@ from torch import Tensor
 #: (latents (N, C, H, W), timesteps (N,), condition) -> prediction (N, C, H, W)
 Denoiser = Callable[[Tensor, Tensor, Any], Tensor]
 
+#: Options under which a scheduler's steps telescope: each starts at the noise level
+#: where the last one ended, the last one ends at 0, and nothing else touches x.
+_TELESCOPES: dict[str, dict[str, Any]] = {
+    "DDIMScheduler": {
+        "prediction_type": "epsilon",
+        "set_alpha_to_one": True,
+        "clip_sample": False,
+        "timestep_spacing": "leading",
+        "thresholding": False,
+        "rescale_betas_zero_snr": False,
+    },
+    "FlowMatchEulerDiscreteScheduler": {
+        "stochastic_sampling": False,
+        "invert_sigmas": False,
+    },
+}
+
 
 @torch.no_grad()
 def img2img_latents(
@@ -147,8 +164,10 @@ def telescoping_residual(
     level and $(\epsilon - z_0) - v_t$ in the bracket. Exact for *any* network.
 
     Args:
-        scheduler: ``DDIMScheduler`` with ``set_alpha_to_one``, without clipping and
-            with eps-prediction, or ``FlowMatchEulerDiscreteScheduler``.
+        scheduler: ``DDIMScheduler`` with ``set_alpha_to_one``, "leading" time steps,
+            eps-prediction, and without clipping, thresholding or rescaled betas; or
+            ``FlowMatchEulerDiscreteScheduler``, neither stochastic nor inverted. A
+            ``steps_offset`` must be smaller than the distance of two time steps.
         options: ``strength``, ``guidance``, ``num_steps`` of :func:`img2img_latents`.
 
     Returns:
@@ -178,21 +197,21 @@ def telescoping_residual(
 
 def _needs_telescope(scheduler: Any) -> None:
     name = type(scheduler).__name__
-    config = scheduler.config
-    if name == "FlowMatchEulerDiscreteScheduler":
+    wanted = _TELESCOPES.get(name, {})
+    # An option that an older diffusers does not know is off there.
+    found = {key: scheduler.config.get(key, value) for key, value in wanted.items()}
+    if name in _TELESCOPES and found == wanted:
         return
-    is_plain = (
-        name == "DDIMScheduler"
-        and config.prediction_type == "epsilon"
-        and config.set_alpha_to_one
-        and not config.clip_sample
+    odd = {key: value for key, value in found.items() if value != wanted[key]}
+    holds = [f"{known}({_arguments(needs)})" for known, needs in _TELESCOPES.items()]
+    raise ValueError(
+        f"scheduler={name}({_arguments(odd)}): the telescoped form holds for "
+        + " and ".join(holds)
     )
-    if not is_plain:
-        raise ValueError(
-            f"scheduler={name}: the telescoped form holds for FlowMatchEuler"
-            "DiscreteScheduler, and for DDIMScheduler with prediction_type='epsilon', "
-            "set_alpha_to_one=True and clip_sample=False"
-        )
+
+
+def _arguments(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
 def _levels(

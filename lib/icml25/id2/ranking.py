@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Products of float32 in float32, whatever autocast and the global switches say."""
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9 or later
+        name = "cuda" if device.type == "cuda" else "mkldnn"
+        matmul = getattr(torch.backends, name).matmul
+        before, full = matmul.fp32_precision, "ieee"
+        switch = partial(setattr, matmul, "fp32_precision")
+    else:
+        before, full = torch.get_float32_matmul_precision(), "highest"
+        switch = torch.set_float32_matmul_precision
+    is_loose = before not in (full, "none")  # "none": nobody has asked for less
+    if is_loose:
+        switch(full)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if is_loose:
+            switch(before)
+
+
+def _in_full_precision(function: Callable) -> Callable:
+    @wraps(function)
+    def run(queries: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with _full_precision(queries.device):
+            return function(queries, *args, **kwargs)
+
+    return run
+
+
 def unit(features: Tensor) -> Tensor:
     """Rows scaled to length 1, so that inner products are cosines.
+
+    Computed in float32, in float64 where the rows are float64.
 
     Raises:
         ValueError: not a non-empty (N, d); NaN or infinite numbers; a row of zeros,
             which has no direction.
     """
     need_rows("features", features)
-    length = torch.linalg.vector_norm(features.float(), dim=1, keepdim=True)
+    wide = features if features.dtype == torch.float64 else features.float()
+    length = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     if (length == 0).any():
         row = int((length.flatten() == 0).nonzero()[0])
         raise ValueError(f"features: row {row} is zero, it has no cosine with anything")
-    return (features.float() / length).to(features.dtype)
+    return (wide / length).to(features.dtype)
 
 
 def rank_of_positive(
@@ -51,7 +88,9 @@ def rank_of_positive(
         scores are clearly above or below the positive's: those within the product's
         rounding error are computed again, and the positive's with them, row by row in
         float64. So ranks depend on no block size, thread count or device, a query never
-        beats itself by rounding, and equal rows are equal.
+        beats itself by rounding, and equal rows are equal. The products run in the
+        queries' precision under autocast and TF32 too: the global switch is set for the
+        time of the call.
     """
     need_rows("queries", queries)
     need_rows("gallery", gallery)
@@ -81,6 +120,10 @@ def rank_of_positive(
     return 1 + above.double() + equal.double() / 2
 
 
+# Not as a decorator: the chapter prints the function as it stands.
+rank_of_positive = _in_full_precision(rank_of_positive)
+
+
 def ranks_from_scores(scores: Tensor, positive: Tensor) -> Tensor:
     """The same ranks from a whole score matrix (Q, N): short, and the tests' reference.
 
@@ -95,10 +138,11 @@ def ranks_from_scores(scores: Tensor, positive: Tensor) -> Tensor:
     return 1 + above.double() + equal.double() / 2
 
 
+@_in_full_precision
 def topk(
     queries: Tensor, gallery: Tensor, k: int, *, block: int = 8192
 ) -> tuple[Tensor, Tensor]:
-    """The ``k`` best gallery rows of each query, tile by tile.
+    """The ``k`` best gallery rows of each query, tile by tile, in full precision.
 
     Returns:
         Scores (Q, k), falling, and gallery rows (Q, k).
@@ -178,9 +222,6 @@ def _exact(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _unit_roundoff(x: Tensor) -> float:
-    is_tf32 = x.is_cuda and torch.backends.cuda.matmul.allow_tf32
-    if x.dtype == torch.float32 and is_tf32:
-        return 2.0**-11
     return torch.finfo(x.dtype).eps
 
 
