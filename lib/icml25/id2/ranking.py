@@ -60,6 +60,7 @@ def unit(features: Tensor) -> Tensor:
     return (wide / length).to(features.dtype)
 
 
+@_in_full_precision
 def rank_of_positive(
     queries: Tensor, gallery: Tensor, positive: Tensor, *, block: int = 8192
 ) -> Tensor:
@@ -118,10 +119,6 @@ def rank_of_positive(
             above.index_add_(0, i, ((again > exact[i]) & other).long())
             equal.index_add_(0, i, ((again == exact[i]) & other).long())
     return 1 + above.double() + equal.double() / 2
-
-
-# Not as a decorator: the chapter prints the function as it stands.
-rank_of_positive = _in_full_precision(rank_of_positive)
 
 
 def ranks_from_scores(scores: Tensor, positive: Tensor) -> Tensor:
