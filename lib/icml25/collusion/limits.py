@@ -52,7 +52,9 @@ def certified_share(
         return certificate(law * (shares * population_size)).margin
 
     low = math.log(1 / population_size)
-    shares = torch.linspace(low, 0, num_points + 1, dtype=torch.float64).exp()[:-1]
+    shares = torch.linspace(
+        low, 0, num_points + 1, dtype=torch.float64, device=law.mapped.device
+    ).exp()[:-1]
     positive = margin(shares) > 0  # (J, K)
     first = positive.int().argmax(0)  # first True, or 0 where there is none
     low, high = shares[(first - 1).clamp(min=0)], shares[first]
@@ -155,12 +157,12 @@ def explaining_eps(table: Tensor, prediction: Tensor, *, size: Tensor | int) -> 
     Args:
         table: training counts on the signal set, (..., K, Y).
         prediction: the platform's labels, (..., K); -1 (never seen) lacks nothing.
-        size: number of all training rows.
+        size: number of all training rows, one for all or (...).
 
     Returns:
         eps, (...).
     """
-    rate = table / size
+    rate = table / (size[..., None, None] if isinstance(size, Tensor) else size)
     label = prediction.clamp(min=0)[..., None]
     lack = rate.amax(-1) - rate.gather(-1, label).squeeze(-1)
     total = lack.sum(-1)
