@@ -580,6 +580,21 @@ def test_half_precision_gives_finite_float32_scores(pairs, dtype):
     assert torch.corrcoef(both)[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(pairs, dtype):
+    model = neox()
+    scores, whole = attribute_edges(model, pairs), Adapter(model).graph.mask
+    logits, share = run_circuit(model, pairs, whole), faithfulness(model, pairs, whole)
+    standard = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(attribute_edges(model, pairs), scores)
+        assert torch.equal(run_circuit(model, pairs, whole), logits)
+        assert faithfulness(model, pairs, whole) == share
+    finally:
+        torch.set_default_dtype(standard)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_live_where_the_model_lives(device, pairs):
     model = neox().to(device)

@@ -90,6 +90,13 @@ def test_the_bar_is_the_population_standard_deviation():
     assert critical_layers(torch.tensor([0.0, 1.0])) == [1]
 
 
+@pytest.mark.parametrize("num_layers", [1, 3, 5, 6, 7, 12, 24])
+def test_equal_layers_are_all_critical(num_layers):
+    equal = torch.full((num_layers,), 0.1)
+    assert critical_layers(equal) == list(range(num_layers))
+    assert critical_layers(equal, 1) == [0]
+
+
 def test_sums_prefer_early_layers_for_random_scores_and_means_do_not():
     graph = CircuitGraph(24, 16)
     generator = make_generator(0)
@@ -120,6 +127,10 @@ def test_bad_importances_are_refused():
     for top in (0, 3):
         with pytest.raises(ValueError, match="1 to 2"):
             critical_layers(torch.ones(2), top)
+    for wrong in (torch.tensor([1.0, math.nan]), torch.ones(2, 2), torch.ones(0)):
+        for top in (None, 1):
+            with pytest.raises(ValueError, match="importance=.*finite"):
+                critical_layers(wrong, top)
 
 
 # The configuration
@@ -256,6 +267,9 @@ def test_ranges_and_balance_are_the_papers():
     for item in make_items("mul_div", count=200, generator=make_generator(0)):
         a, b = item.operands
         assert 2 <= a <= 200 and 2 <= b <= 200
+        words = item.corrupted.rpartition(": ")[2].split()
+        # The twin divides another multiple of the divisor, below 200.
+        assert words[1] != "/" or int(words[0]) < 200 and int(words[0]) % b == 0
 
 
 def test_held_out_problems_are_never_trained_on():

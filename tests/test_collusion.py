@@ -502,6 +502,43 @@ def test_contamination_flips_no_label_that_leads_by_the_threshold():
     assert not kept[lead < suboptimality_threshold(eps) - 1e-9].any()
 
 
+def test_whole_counts_times_fractions_are_fractions():
+    counts = Tables(torch.tensor([[1, 2]]), torch.tensor([[3, 4]]))
+    assert torch.equal((counts * 0.5).mapped, torch.tensor([[1.5, 2.0]]).double())
+    assert (counts * 2).mapped.dtype == torch.int64
+    single = Tables(counts.inside.float(), counts.mapped.float())
+    assert (single * 0.5).mapped.dtype == torch.float32
+    assert (law() * 0.1).mapped.equal(law().mapped * 0.1)
+
+
+def test_laws_keep_their_device():
+    # The meta device refuses to be mixed with any other.
+    one = law()
+    there = Tables(one.inside.to("meta"), one.mapped.to("meta"))
+    assert (there * 5.0).mapped.device.type == "meta"
+    assert (there * torch.tensor([1.0, 2.0])).inside.shape == (2, *one.inside.shape)
+
+    class Certain:
+        def __init__(self, tables):
+            self.margin = tables.mapped.sum(-1)
+
+    shares = certified_share(there, Certain, population_size=MILLION)
+    assert shares.device.type == "meta" and shares.shape == one.mapped.shape[:1]
+
+
+def test_explaining_eps_takes_a_size_for_each_table():
+    generator = make_generator(0)
+    table = torch.randint(1, 50, (3, 6, 3), generator=generator).double()
+    prediction = torch.randint(3, (3, 6), generator=generator)
+    sizes = torch.tensor([1000.0, 2000.0, 3000.0]).double()
+    together = explaining_eps(table, prediction, size=sizes)
+    alone = [
+        explaining_eps(*each, size=size.item())
+        for *each, size in zip(table, prediction, sizes, strict=True)
+    ]
+    assert torch.equal(together, torch.stack(alone))
+
+
 def test_total_variation_breaks_the_contamination_threshold():
     p, moved = torch.tensor([0.75, 0.25]), torch.tensor([0.45, 0.55])
     eps = 0.3
@@ -684,6 +721,43 @@ def test_erasing_with_eps_asks_for_the_image_as_well():
         if eps:
             certified = certificate.certified
             assert (certified <= certificate.margin[image].gt(0)).all()
+
+
+@pytest.mark.parametrize("concentration", ["hoeffding", "exact"])
+def test_erasing_leaves_out_what_goes_to_an_image_nobody_has_seen(concentration):
+    counts = torch.tensor([[0, 0, 0], [9, 1, 0], [8, 1, 0], [9, 0, 0]]) * 10_000
+    certificate = erasing_certificate(
+        counts,
+        torch.tensor([0, 0, 2, 2]),
+        margin=0.1,
+        population_size=MILLION,
+        test_size=100_000,
+        concentration=concentration,
+    )
+    assert certificate.certified.tolist() == [False, False, True, True]
+    assert (certificate.margin[:2] <= 0).all()
+    assert certificate.mass.item() == pytest.approx(18 / 28)
+
+
+@pytest.mark.parametrize("concentration", ["hoeffding", "exact"])
+def test_unplanting_broadcasts_either_table(concentration):
+    certify = partial(
+        unplanting_certificate,
+        population_size=MILLION,
+        test_size=100_000,
+        avoid=0,
+        concentration=concentration,
+    )
+    many = draw_tables(law(), torch.tensor([500, 5000]), generator=make_generator(0))
+    one = draw_tables(law(), 20_000, generator=make_generator(1))
+    for pair in ((many, one), (one, many)):
+        together = certify(*pair)
+        for i in range(2):
+            alone = certify(*(one if each is one else each[i] for each in pair))
+            for name in ("value", "margin", "certified", "mass"):
+                assert torch.equal(getattr(together, name)[i], getattr(alone, name))
+    with pytest.raises(ValueError, match=r"estimation \(2, .*rest_of_coll.* \(3, "):
+        certify(many, one[None][[0, 0, 0]])
 
 
 def test_exact_erasing_pays_for_the_modes_beside_its_own_events():
@@ -941,6 +1015,29 @@ def test_other_bad_inputs_are_named():
             num_labels=1,
             generator=make_generator(0),
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"sizes": (0, 3)}, r"sizes=\[0, 3\]"),
+        ({"num_labels": 0}, "num_labels=0"),
+        ({"x": torch.tensor([[1, 0], [2, 0]])}, r"x\[:, 0\] holds 2; allowed are 0..1"),
+        ({"x": torch.tensor([[1, 0], [0, -1]])}, r"x\[:, 1\] holds -1"),
+        ({"y": torch.tensor([0, 2])}, "y holds 2; allowed are 0..1"),
+        ({"y": torch.tensor([-100, 0])}, "y holds -100"),
+    ],
+)
+def test_platforms_refuse_codes_outside_their_alphabet(change, text):
+    options = {
+        "x": torch.tensor([[1, 0], [0, 2]]),
+        "y": torch.tensor([0, 1]),
+        "sizes": (2, 3),
+        "num_labels": 2,
+        **change,
+    }
+    with pytest.raises(ValueError, match=text):
+        train_platform(**options, generator=make_generator(0))
 
 
 def test_erasing_refuses_what_its_theorem_does_not_cover():

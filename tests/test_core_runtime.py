@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from icml25.core import Experiment, device, make_generator, progress, scale
-from icml25.core.runtime import leave_processes
+from icml25.core.runtime import leave_processes, make_accelerator
 
 
 def test_scale_is_laptop_by_default(monkeypatch):
@@ -35,6 +35,17 @@ def test_device_takes_a_name():
 def test_unusable_device_names_itself(name):
     with pytest.raises(ValueError, match=f"device='{name}' cannot be used here"):
         device(name)
+
+
+def test_an_accelerator_is_for_the_device_it_is_asked_for():
+    state = pytest.importorskip("accelerate.state")
+    assert make_accelerator("cpu", precision="bf16").mixed_precision == "bf16"
+    # As if that training had been on another device.
+    state.PartialState._shared_state["device"] = torch.device("meta")
+    after = make_accelerator("cpu", accumulate=3)
+    assert after.device.type == "cpu" and after.mixed_precision == "no"
+    assert after.gradient_accumulation_steps == 3
+    assert make_accelerator("cpu").gradient_accumulation_steps == 1
 
 
 def test_same_seed_same_numbers():

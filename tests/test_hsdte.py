@@ -515,7 +515,38 @@ def test_directions_refuse(arguments, text):
         sphere_points(*arguments)
 
 
-@pytest.mark.parametrize("start", [torch.ones(4, 3), torch.full((9, 3), math.nan)])
+@pytest.mark.parametrize("method", ["mam", "min_cos", "energy_2"])
+def test_only_the_directions_of_a_start_matter(method):
+    start = 5 * torch.randn(30, 5, generator=generator(), dtype=torch.float64)
+    points = sphere_points(30, 5, method, start=start)
+    assert torch.isfinite(points).all()
+    unit = start / start.norm(dim=1, keepdim=True)
+    assert torch.equal(sphere_points(30, 5, method, start=unit), points)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+)
+def test_directions_are_searched_on_the_device_of_their_start(device):
+    start = torch.randn(9, 3, generator=generator()).to(device)
+    for method in ("softmax", "mam"):
+        points = sphere_points(9, 3, method, start=start)
+        assert points.device.type == device
+    tree = RootedTree.balanced(9, 1)
+    table = {9: points, 1: torch.eye(1, 3, device=device)}
+    found = embed_tree(tree, 3, tau=2.0, points=table, device=device).points
+    assert found.device.type == device
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        torch.ones(4, 3),
+        torch.full((9, 3), math.nan),
+        torch.full((9, 3), math.inf),
+        torch.zeros(9, 3),
+    ],
+)
 def test_starts_of_another_shape_or_without_direction_are_refused(start):
     with pytest.raises(ValueError, match=r"give \(9, 3\) finite"):
         sphere_points(9, 3, "mam", start=start)
@@ -704,6 +735,41 @@ def test_blocks_hold_every_pair_once():
     assert torch.equal(seen, torch.ones(70, 70).triu(1).long())
 
 
+def test_a_hub_is_measured_in_pieces():
+    # 500 edges of one row and 500 columns; each comparison holds at most 600 pairs.
+    from icml25.hsdte.metrics import tree_distortion
+
+    tree = RootedTree([-1] + [0] * 500)
+    table = {1: torch.eye(1, 9), 500: sphere_points(500, 9, "random")}
+    points = embed_tree(tree, 9, tau=3.0, points=table, twist=False).points
+    held = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.le.Tensor:
+                held.append(out.numel())
+            return out
+
+    whole = tree_distortion(tree, points, 3.0, max_elements=1 << 20)
+    with Watch():
+        pieces = tree_distortion(tree, points, 3.0, max_elements=600)
+    assert pieces.map == whole.map and pieces.d_wc == whole.d_wc
+    assert max(held) <= 600
+
+
+def test_a_path_of_one_term_is_cured_by_another_or_a_smaller_scale():
+    tree = RootedTree([-1, *range(499)]).recentered()
+    tau = max_scale(tree, 1)
+    worst = [
+        embed_tree(tree, 3, tau=share * tau, terms=terms, generator=generator())
+        .report()
+        .d_wc
+        for share, terms in ((1, 1), (1, 2), (0.8, 1))
+    ]
+    assert worst[0] > 1.05 and worst[1] < 1 + 1e-9 and worst[2] < 1.005
+
+
 def test_prototype_distances_and_their_gradient():
     tree = RootedTree.balanced(2, 4)
     points = embed_tree(tree, 3, tau=4.0, terms=2, generator=generator()).points
@@ -720,6 +786,34 @@ def test_prototype_gradient_is_finite_on_a_prototype_and_near_the_border():
     z = torch.tensor([[0.5, 0.0], [0.0, 1 - 1e-14]], requires_grad=True, **kwargs)
     distance_to_prototypes(z, points).sum().backward()
     assert bool(z.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_plain_prototypes_need_one_subtraction(dtype):
+    points = Expansion(torch.rand(1, 7, 3, generator=generator(), dtype=dtype) * 0.5)
+    z = torch.rand(5, 3, generator=generator(), dtype=dtype, requires_grad=True)
+    both = [
+        Expansion.from_float(z, 2)[:, None].minus_as_float(points, leading=leading)
+        for leading in (False, True)
+    ]
+    slopes = [torch.autograd.grad(each.square().sum(), z)[0] for each in both]
+    assert torch.equal(*both) and torch.equal(*slopes)
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_outputs_wider_than_the_prototypes_are_not_rounded(terms):
+    points = Expansion(torch.zeros(terms, 1, 2))
+    z = torch.tensor([[1 - 1e-9, 0.0]], dtype=torch.float64)
+    expected = 2 * math.atanh(1 - 1e-9)
+    assert distance_to_prototypes(z, points).item() == pytest.approx(expected)
+
+
+def test_prototypes_that_do_not_look_give_nan_outside():
+    points = Expansion(torch.zeros(1, 1, 2).double())
+    z = torch.tensor([[0.5, 0.0], [1.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    found = distance_to_prototypes(z, points, validate=False)
+    assert torch.equal(found[:1], distance_to_prototypes(z[:1], points))
+    assert found.isnan().flatten().tolist() == [False, True, True]
 
 
 def test_prototypes_refuse_points_outside():

@@ -66,7 +66,10 @@ def attribute_edges(
             number a prompt.
         steps: points of the integral.
         rule: see :func:`quadrature`. Departure: the paper's code uses ``"right"``; at
-            equal cost the midpoint rule is closer to exact patching.
+            equal cost the midpoint rule is closer to exact patching. ``"eap"`` needs
+            another metric than ``"kl"``: a divergence from the clean run has no slope
+            at the clean run, so its scores are zero but for rounding, and their order
+            means nothing.
         batch_size: prompts at a time (``None``: all). Scores do not depend on it.
         fold: run all points in one batch, ``steps`` times as large: fewer, larger
             kernels on an accelerator, more memory; slower on a CPU.
@@ -164,7 +167,7 @@ def _differences(
     """Corrupted minus clean output of every source, ``[U, B, T, d]`` float32."""
     graph = adapter.graph
     shape = (len(graph.sources), *clean.embedding.shape)
-    out = torch.empty(shape, device=clean.embedding.device)
+    out = torch.empty(shape, dtype=torch.float32, device=clean.embedding.device)
     out[0] = corrupted.embedding.float() - clean.embedding.float()
     for layer in range(graph.num_layers):
         row = graph.first_source(layer)

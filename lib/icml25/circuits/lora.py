@@ -98,15 +98,23 @@ def critical_layers(importance: Tensor, top: int | None = None) -> list[int]:
     Args:
         importance: ``[L]``.
         top: how many; ``None``: all at least one standard deviation above the mean (the
-            released code's other rule, population standard deviation).
+            released code's other rule, population standard deviation). Of equal layers
+            all are.
 
     Raises:
-        ValueError: more layers than there are, or none.
+        ValueError: importances that are not finite, more layers than there are, or
+            none.
     """
+    if importance.ndim != 1 or not len(importance) or not importance.isfinite().all():
+        raise ValueError(
+            f"importance={importance.tolist()}: give one finite number a layer"
+        )
     num_layers = len(importance)
     if top is None:
-        bar = importance.mean() + importance.std(correction=0)
-        return (importance >= bar).nonzero().flatten().tolist()
+        # From the smallest up: equal layers then are on the bar without rounding.
+        above = importance - importance.min()
+        bar = above.mean() + above.std(correction=0)
+        return (above >= bar).nonzero().flatten().tolist()
     if not 1 <= top <= num_layers:
         raise ValueError(f"top={top}: give 1 to {num_layers}, the number of layers")
     order = importance.argsort(descending=True, stable=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from icml25.core import make_generator, progress
+from icml25.core.runtime import make_accelerator
 
 from .data import LIMIT
 from .encoding import NumberTokenizer
@@ -169,12 +170,9 @@ def train(
     Raises:
         ValueError: the pairs have no labels.
     """
-    from accelerate import Accelerator
-
     if pairs.label is None:
         raise ValueError("training needs the pairs' label")
-    device = next(model.parameters()).device
-    accelerator = Accelerator(cpu=device.type == "cpu")
+    accelerator = make_accelerator(next(model.parameters()).device)
     slow, fast = [], []
     for name, p in model.named_parameters():
         if p.requires_grad:

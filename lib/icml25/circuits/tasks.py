@@ -96,9 +96,10 @@ def _mul_div(draw: _Draw, limit: int, short: bool) -> Item | None:
         )
     b, quotient = draw(2, limit), draw(2, limit)
     other = draw(2, max(2, 199 // b))
-    if other == quotient:
-        return None
     a, c = b * quotient, b * other
+    # A divisor of 100 or more has no other multiple below 200.
+    if other == quotient or c >= 200:
+        return None
     return Item(
         f"{start}{a} / {b} =",
         quotient,

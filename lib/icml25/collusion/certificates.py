@@ -167,10 +167,11 @@ def unplanting_certificate(
             :func:`planting_certificate`.
 
     Returns:
-        A certificate, batched like ``rest_of_collective``.
+        A certificate, batched like the two tables together.
 
     Raises:
-        ValueError: as :func:`planting_certificate`, and n_e = 0 or n_e = n.
+        ValueError: as :func:`planting_certificate`, n_e = 0 or n_e = n, and tables that
+            do not broadcast.
 
     Notes:
         With ``"hoeffding"`` the outer frequency is over all n rows, as printed. The
@@ -184,10 +185,22 @@ def unplanting_certificate(
     _check_tables(rest_of_collective, "rest_of_collective")
     if bool((estimation.size <= 0).any()):
         raise ValueError("estimation has no rows: n_e must be at least 1")
+    sizes = estimation.mapped.shape, rest_of_collective.mapped.shape
+    try:
+        shape = torch.broadcast_shapes(*sizes)
+    except RuntimeError as error:
+        raise ValueError(
+            f"estimation {tuple(sizes[0])} and rest_of_collective {tuple(sizes[1])}: "
+            "(..., K, Y) must be alike but for leading axes of 1"
+        ) from error
+    estimation, rest_of_collective = (
+        Tables(each.inside.expand(shape), each.mapped.expand(shape))
+        for each in (estimation, rest_of_collective)
+    )
     both = estimation.mapped.double() + rest_of_collective.mapped.double()
     counts = rest_of_collective.inside.double()
     elements, labels = counts.shape[-2:]
-    wanted = second_label(estimation, avoid).expand(counts.shape[:-1])
+    wanted = second_label(estimation, avoid)
     rivals = torch.zeros_like(counts, dtype=torch.bool)
     rivals[..., avoid] = True
     independent = rest_of_collective.mapped.double().sum(-1)
@@ -274,7 +287,8 @@ def erasing_certificate(
 ) -> Certificate:
     """Bound the share of test rows x with f(g(x)) = f(x): g's information is erased.
 
-    Members keep their features and report the most frequent label at g(x).
+    Members keep their features and report the most frequent label at g(x). Where none
+    of them has seen g(x), they report their own, and x is not certified.
 
     Args:
         counts: the members' rows by feature value and label, (..., X, Y).
@@ -328,13 +342,16 @@ def erasing_certificate(
             f"n and N - n of at least {math.ceil(need)} at margin {margin:g}"
         )
     wanted = predict(counts)[..., image]
+    # Where g(x) is unknown nobody pushes, and every label is a rival.
+    is_known = wanted >= 0
+    wanted = wanted.clamp(min=0)
     threshold = suboptimality_threshold(eps, model)
     return _certificate(
         counts=counts,
         wanted=wanted,
-        rivals=~_one_hot(wanted, labels),
+        rivals=~(_one_hot(wanted, labels) & is_known[..., None]),
         counted=size,
-        pushed=counts.sum(-1),
+        pushed=counts.sum(-1) * is_known,
         members=size,
         outer=counts.sum(-1),
         population_size=population_size,

@@ -52,7 +52,9 @@ def certified_share(
         return certificate(law * (shares * population_size)).margin
 
     low = math.log(1 / population_size)
-    shares = torch.linspace(low, 0, num_points + 1, dtype=torch.float64).exp()[:-1]
+    shares = torch.linspace(
+        low, 0, num_points + 1, dtype=torch.float64, device=law.mapped.device
+    ).exp()[:-1]
     positive = margin(shares) > 0  # (J, K)
     first = positive.int().argmax(0)  # first True, or 0 where there is none
     low, high = shares[(first - 1).clamp(min=0)], shares[first]
@@ -118,13 +120,14 @@ def hardt_bound(
 ) -> Tensor:
     r"""The bound of Hardt et al. (2023) for an optimal classifier, one per share.
 
-    :math:`1 - \frac{1-\alpha}{\alpha}\Delta\xi` with features and labels,
-    :math:`1 - \frac{1-p}{p\alpha}\xi` with features only, where :math:`\xi` is the
-    mass of the signal set, :math:`\Delta` the largest lead of a rival given the element
-    (0 where none leads)
-    and :math:`p` the smallest probability of the target given the element, before or
-    after g. (Theirs is the smallest over all features, which is no larger.) Elements
-    that no honest row shows have no conditional law and are left out.
+    :math:`1 - \frac{1-\alpha}{\alpha}\Delta\xi` with features and labels, where
+    :math:`\xi` is the mass of the signal set and :math:`\Delta` the largest lead of a
+    rival given the element (0 where none leads).
+
+    With features only it is :math:`1 - \frac{1-p}{p\alpha}\xi`, our own derivation,
+    where :math:`p` is the smallest probability of the target given the element, before
+    or after g. Elements that no honest row shows have no conditional law and are left
+    out.
     """
     xi = law.inside.sum()
     if features_only:
@@ -155,12 +158,12 @@ def explaining_eps(table: Tensor, prediction: Tensor, *, size: Tensor | int) -> 
     Args:
         table: training counts on the signal set, (..., K, Y).
         prediction: the platform's labels, (..., K); -1 (never seen) lacks nothing.
-        size: number of all training rows.
+        size: number of all training rows, one for all or (...).
 
     Returns:
         eps, (...).
     """
-    rate = table / size
+    rate = table / (size[..., None, None] if isinstance(size, Tensor) else size)
     label = prediction.clamp(min=0)[..., None]
     lack = rate.amax(-1) - rate.gather(-1, label).squeeze(-1)
     total = lack.sum(-1)

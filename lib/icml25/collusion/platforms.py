@@ -46,7 +46,7 @@ class Platform(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C) codes -> (B, Y) logits."""
+        """(B, C) codes, each within its column's size (unchecked) -> (B, Y) logits."""
         places = (x + self.offsets).long()
         one_hot = self.first.new_zeros(len(x), len(self.first)).scatter_(1, places, 1.0)
         out = one_hot @ self.first  # (B, sum of sizes) -> (B, width)
@@ -89,7 +89,8 @@ def train_platform(
         The trained platform.
 
     Raises:
-        ValueError: another kind, no rows, or a size that is not positive.
+        ValueError: another kind, no rows, a size that is not positive, or a code or
+            label outside its alphabet.
     """
     if kind not in ("linear", "mlp"):
         raise ValueError(f"kind={kind!r}: allowed are 'linear' and 'mlp'")
@@ -100,6 +101,20 @@ def train_platform(
         )
     if epochs < 1 or batch_size < 1:
         raise ValueError(f"epochs={epochs}, batch_size={batch_size} must be positive")
+    if min(sizes, default=0) < 1 or num_labels < 1:
+        raise ValueError(
+            f"sizes={list(sizes)}, num_labels={num_labels}: every column and the label "
+            "need at least one value"
+        )
+    # A code beyond its column would light the next column's.
+    for name, codes, size in [
+        *((f"x[:, {place}]", x[:, place], size) for place, size in enumerate(sizes)),
+        ("y", y, num_labels),
+    ]:
+        least, largest = (end.item() for end in codes.aminmax())
+        if least < 0 or largest >= size:
+            wrong = least if least < 0 else largest
+            raise ValueError(f"{name} holds {wrong}; allowed are 0..{size - 1}")
     hidden = () if kind == "linear" else (64, 64)
     with torch.device(x.device):
         model = Platform(sizes, num_labels, hidden=hidden, generator=generator)

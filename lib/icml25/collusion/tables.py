@@ -167,8 +167,15 @@ class Tables:
         return Tables(self.inside - other.inside, self.mapped - other.mapped)
 
     def __mul__(self, rows: Tensor | float) -> Tables:
-        """Expected counts of ``rows`` draws from a law; (J,) rows -> (J, K, Y)."""
-        rows = torch.as_tensor(rows, dtype=self.mapped.dtype)[..., None, None]
+        """Expected counts of ``rows`` draws from a law; (J,) rows -> (J, K, Y).
+
+        Whole counts times whole numbers stay whole; times fractions they are float64.
+        """
+        dtype = torch.result_type(self.mapped, torch.as_tensor(rows))
+        if dtype.is_floating_point and not self.mapped.is_floating_point():
+            dtype = torch.float64
+        rows = torch.as_tensor(rows, dtype=dtype, device=self.mapped.device)
+        rows = rows[..., None, None]
         return Tables(self.inside * rows, self.mapped * rows)
 
     def __getitem__(self, index: int | slice | Tensor | None) -> Tables:

@@ -198,8 +198,12 @@ def _minify(svg: str) -> str:
 
 
 def _format(value: Any, unit: str) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = f"{value:g}" if number else str(value)
+    if isinstance(value, bool):
+        text = str(value)
+    elif isinstance(value, int):
+        text = f"{value:,}" if abs(value) >= 10_000 else str(value)
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{text} {unit}".rstrip()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
 
 SCALES = ("laptop", "paper")
 CHAPTERS = (
@@ -88,6 +89,36 @@ def device(name: str | None = None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device={name!r} cannot be used here: {error}") from error
     return chosen
+
+
+def make_accelerator(
+    device: str | torch.device,
+    *,
+    accumulate: int = 1,
+    precision: str | None = None,
+) -> Accelerator:
+    """An ``Accelerator`` of accelerate for this device, whatever was trained before.
+
+    Args:
+        device: a CPU or an accelerator; accelerate picks the index.
+        accumulate: batches of one step, all processes together: each passes over its
+            share, at least one, kept as ``gradient_accumulation_steps``.
+        precision: ``"no"``, ``"bf16"`` or ``"fp16"``; default: what the launcher says.
+    """
+    import torch
+    from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState
+    from torch import distributed
+
+    # accelerate keeps the first device and precision for as long as Python runs. Joined
+    # processes keep their devices; alone, each training names its own.
+    if not (distributed.is_available() and distributed.is_initialized()):
+        AcceleratorState._reset_state(reset_partial_state=True)
+    is_cpu = torch.device(device).type == "cpu"
+    share = max(1, accumulate // PartialState(cpu=is_cpu).num_processes)
+    return Accelerator(
+        gradient_accumulation_steps=share, mixed_precision=precision, cpu=is_cpu
+    )
 
 
 def leave_processes() -> None:

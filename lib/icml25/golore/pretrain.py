@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from icml25.core import data, make_generator, progress
+from icml25.core.runtime import make_accelerator
 
 from .memory import state_bytes
 from .optim import GoLore, split_param_groups
@@ -124,12 +125,9 @@ def run_pretrain(
 def _train(
     config: PretrainConfig, method: str, device: torch.device, seed: int
 ) -> dict[str, Any]:
-    from accelerate import Accelerator, PartialState
-
-    is_cpu = device.type == "cpu"
     # More devices, fewer passes: the batch stays what the configuration says.
-    accumulate = max(1, config.accumulate // PartialState(cpu=is_cpu).num_processes)
-    accelerator = Accelerator(gradient_accumulation_steps=accumulate, cpu=is_cpu)
+    accelerator = make_accelerator(device, accumulate=config.accumulate)
+    accumulate = accelerator.gradient_accumulation_steps
     train, valid, vocab_size = _corpus(config, seed)
     model = _model(config, vocab_size, seed)
     optimizer = _optimizer(config, method, model, seed)

@@ -99,12 +99,17 @@ def pairwise_distance(
     return torch.cat(out)
 
 
-def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
+def distance_to_prototypes(
+    z: Tensor, points: Expansion, *, validate: bool = True
+) -> Tensor:
     """Distances from ordinary points, such as a network's outputs, to embedded nodes.
 
     Args:
         z: ``(B, d)`` points of the open unit ball, any floating dtype; differentiable.
         points: ``(C, d)`` prototypes, such as the leaves of an embedded tree; fixed.
+        validate: look for points outside the ball, which waits for the device. A
+            training step whose network maps into the ball can do without; a point
+            outside then gives NaN.
 
     Returns:
         ``(B, C)`` float64.
@@ -129,11 +134,16 @@ def distance_to_prototypes(z: Tensor, points: Expansion) -> Tensor:
             f"z has shape {tuple(z.shape)}, points {tuple(points.shape)}: give (B, d) "
             "and (C, d)"
         )
-    x = Expansion.from_float(z.to(points.dtype), max(points.terms, 2))
+    z = z.to(torch.promote_types(z.dtype, points.dtype))
+    x = Expansion.from_float(z, max(points.terms, 2))
     gap = deficit(x)
-    if not bool((gap > 0).all()):
+    if not validate:
+        gap = torch.where(gap > 0, gap, torch.nan)
+    elif not bool((gap > 0).all()):
         raise ValueError("z has points on or outside the unit sphere (or NaN)")
-    difference = x[:, None].minus_as_float(points)
+    # Wider components hold the same sum, and z needs no rounding.
+    wide = Expansion(points.components.to(z.dtype))
+    difference = x[:, None].minus_as_float(wide, leading=points.terms == 1)
     square = difference.square().sum(-1)  # (B, C, d) -> (B, C)
     return _distance(square, gap[:, None], deficit(points))
 

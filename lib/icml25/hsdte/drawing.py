@@ -125,11 +125,15 @@ def planar_figure(tree: RootedTree, tau: float, terms: int) -> Figure:
         xticks=range(1, len(tree.levels)),
     )
     colour = COLORS["green"] if radius <= limit - 3 else COLORS["orange"]
-    state = f"R = {radius:.0f} of R_max = {limit:.0f} nats"
+    state = rf"$R$ = {radius:.0f} of $R_{{\max}}$ = {limit:.0f} nats"
     right.set_title(state, color=colour)
     if radius <= limit - 1:
         report = embedded.report()
-        words = f"D_ave = {report.d_ave:.3f}\nD_wc = {report.d_wc:.3f}"
+        words = (
+            rf"$D_{{ave}}$ = {report.d_ave:.3f}"
+            + "\n"
+            + rf"$D_{{wc}}$ = {report.d_wc:.3f}"
+        )
     else:
         words = (
             f"past the limit: the drawing\nis noise, {int(lost.sum())} edges are lost"

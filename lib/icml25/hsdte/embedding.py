@@ -82,6 +82,15 @@ def max_scale(
     Returns:
         The scale; 1 for a single node.
 
+    Notes:
+        The margin bounds the absolute error of an edge. Where the scale leaves edges of
+        few nats, as in a long path or beside one very short edge, the relative one may
+        be large: a path of 2000 nodes with $t = 1$ in three dimensions has
+        $D_{wc} = 19.7$; a tree of eight nodes with one edge of 0.001 has 2.25. One term
+        more at the *same* scale cures it (the path: 1 to twelve digits), and so does a
+        smaller scale: each nat of margin divides the error by $e$ (the path at 0.8 of
+        its scale: 1.004).
+
     Raises:
         ValueError: a margin that is negative or leaves no room.
     """
@@ -125,7 +134,9 @@ def embed_tree(
     Args:
         tree: the tree.
         dim: dimension $d \ge 2$.
-        tau: scale $\tau > 0$; default: :func:`max_scale`.
+        tau: scale $\tau > 0$; default: :func:`max_scale`, whose margin holds short
+            edges to an absolute error only: give them one term more than the default
+            scale needs, ``tau=max_scale(tree, terms - 1, dtype)``.
         terms: components of each coordinate, $t$, 1 to 8.
         dtype: of the components, float64 or float32.
         points: method of :func:`~icml25.hsdte.sphere_points` (the paper's is
@@ -244,7 +255,7 @@ def _flatten(
     """One table of all unit vectors, and where each degree's begin in it."""
     degrees = sorted(set(tree.degree.tolist()) - {0})
     offset = torch.zeros(max(degrees, default=0) + 1, dtype=torch.int64)
-    rows, total = [torch.zeros(0, dim, dtype=torch.float64)], 0
+    rows, total = [torch.zeros(0, dim, dtype=torch.float64, device=device)], 0
     for degree in degrees:
         given = points.get(degree)
         if given is None or given.shape != (degree, dim):
@@ -256,8 +267,9 @@ def _flatten(
             raise ValueError(f"points[{degree}]: its rows must be unit vectors")
         offset[degree] = total
         total += degree
-        rows.append(given.double() / given.double().norm(dim=1, keepdim=True))
-    return offset, torch.cat(rows).to(device)
+        unit = given.double() / given.double().norm(dim=1, keepdim=True)
+        rows.append(unit.to(device))
+    return offset, torch.cat(rows)
 
 
 def _radii(

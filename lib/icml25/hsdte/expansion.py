@@ -322,12 +322,20 @@ class Expansion:
 
         return self._new(_lift(op, twin, self.components, *factors))
 
-    def minus_as_float(self, other: Expansion) -> Tensor:
-        """``x - y`` rounded to float64, right also where the two agree in most bits."""
+    def minus_as_float(self, other: Expansion, *, leading: bool = False) -> Tensor:
+        """``x - y`` rounded to float64, right also where the two agree in most bits.
+
+        Args:
+            other: $y$.
+            leading: the first components alone, where all others are zero: the same
+                bits from one subtraction.
+        """
         a, b, _ = self._operands(other)
         terms = max(a.shape[0], b.shape[0])
 
         def op(a: Tensor, b: Tensor) -> Tensor:
+            if leading:
+                return a[:1].to(torch.float64) - b[:1].to(torch.float64)
             return add_to_float(pad(a, terms), -pad(b, terms))[None]
 
         def twin(a: Tensor, b: Tensor) -> Tensor:

@@ -40,12 +40,18 @@ class _Precision:
 
     For each directed edge ``a -> b``: how many points are at most as far from ``a`` as
     ``b`` is, and how many of these are neighbours. ``slack`` is the absolute error of
-    the distances to come.
+    the distances to come; ``max_elements`` of them are compared at one time.
     """
 
     def __init__(
-        self, tree: RootedTree, place: Tensor, length: Tensor, slack: float = 0.0
+        self,
+        tree: RootedTree,
+        place: Tensor,
+        length: Tensor,
+        slack: float = 0.0,
+        max_elements: int = 1 << 17,
     ) -> None:
+        self.max_elements = max_elements
         child = torch.arange(1, len(tree), device=length.device)
         parent = tree.parent[1:].to(length.device)
         source = torch.cat([place[child], place[parent]])
@@ -73,12 +79,15 @@ class _Precision:
 
         ``nearest``: the smallest of them; most blocks are out of reach of any edge.
         """
-        edges = slice(self.bounds[begin], self.bounds[end])
-        if nearest > self.limit[edges].max():
+        first, last = self.bounds[begin], self.bounds[end]
+        if nearest > self.limit[first:last].max():
             return
-        limit = self.limit[edges, None]
-        rows = self.source[edges] - begin
-        self.within[edges] += (distance[rows] <= limit).sum(1)
+        # A hub has as many edges in its row as there are columns.
+        step = max(1, self.max_elements // distance.shape[1])
+        for edge in range(first, last, step):
+            edges = slice(edge, min(edge + step, last))
+            rows = self.source[edges] - begin
+            self.within[edges] += (distance[rows] <= self.limit[edges, None]).sum(1)
 
     def add_pairs(self, one: Tensor, other: Tensor, distance: Tensor) -> None:
         """Distances ``(k,)`` of single pairs of places, each counted from both ends."""
@@ -109,10 +118,10 @@ def tree_distortion(
     device = points.device
     views = AncestorViews(tree, points)
     place = tree.depth_first.to(device)
-    found = _Precision(tree, place, views.edge_lengths())
+    found = _Precision(tree, place, views.edge_lengths(), 0.0, max_elements)
     # Paths are differences of heights, whose rounding a short edge would not forgive.
     slack = 1e-15 * tree.eccentricity
-    ideal = _Precision(tree, place, tree.weight.to(device), slack)
+    ideal = _Precision(tree, place, tree.weight.to(device), slack, max_elements)
     even = bool((tree.weight[1:] == tree.weight[1]).all())
     total = torch.zeros((), dtype=torch.float64, device=device)
     low, high = total + torch.inf, total - torch.inf

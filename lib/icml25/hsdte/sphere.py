@@ -39,14 +39,15 @@ def sphere_points(
             ``"softmax"``. The paper's objective is ``"mam"``; the others are
             for comparison, see ``METHODS``.
         generator: where an iterative method draws its start.
-        start: ``(m, d)`` start of an iterative method instead of a drawn one.
+        start: ``(m, d)`` start of an iterative method instead of a drawn one; its rows
+            are brought to unit length.
 
     Returns:
-        ``(m, d)`` float64.
+        ``(m, d)`` float64, on the device of ``start`` if a method begins there.
 
     Raises:
-        ValueError: ``count`` < 1, ``dim`` < 2, an unknown method, or one that cannot
-            give so many vectors.
+        ValueError: ``count`` < 1, ``dim`` < 2, an unknown method, one that cannot
+            give so many vectors, or a start of another shape, not finite or zero.
 
     Notes:
         Iterative methods cost 450 to 500 products of ``(m, d)`` matrices.
@@ -58,8 +59,10 @@ def sphere_points(
         )
     if method not in METHODS:
         raise ValueError(f"method={method!r}: allowed are {', '.join(METHODS)}")
+    length = None if start is None else start.norm(dim=-1, keepdim=True)
     if start is not None and (
-        start.shape != (count, dim) or not bool((start.norm(dim=1) > 0).all())
+        start.shape != (count, dim)
+        or not bool(((length > 0) & length.isfinite()).all())
     ):
         raise ValueError(
             f"start of shape {tuple(start.shape)}: give ({count}, {dim}) finite "
@@ -78,6 +81,8 @@ def sphere_points(
         return _anneal_softmax(_unit(start.double()))
     if start is None:
         start = _polar_start(count, dim, generator)
+    else:  # unit vectors stay as they are, to the last bit
+        start = torch.where((length - 1).abs() > 1e-5, start / length, start)
     return _descend(start, _GRADIENTS[method]).double()
 
 
@@ -211,7 +216,7 @@ def _anneal_softmax(w: Tensor, steps: int = 500) -> Tensor:
     run as one batch ``(starts, m, d)``; the best one is kept.
     """
     count = w.shape[-2]
-    eye = torch.eye(count, dtype=torch.bool)
+    eye = torch.eye(count, dtype=torch.bool, device=w.device)
     velocity = torch.zeros_like(w)
     for step in range(steps):
         done = step / (steps - 1)

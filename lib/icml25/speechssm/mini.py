@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from icml25.core import make_generator, progress
+from icml25.core.runtime import make_accelerator
 
 from .audio import MelConfig, log_mel
 from .griffin import MINI, GriffinConfig, GriffinLM
@@ -95,17 +96,12 @@ def run_mini(
         ValueError: an unknown source.
         FileNotFoundError: LibriSpeech is not there.
     """
-    from accelerate import Accelerator, PartialState
-
     if config.source not in SOURCES:
         raise ValueError(f"source must be one of {SOURCES}, got {config.source!r}")
-    is_cpu = torch.device(device).type == "cpu"
-    accumulate = max(1, config.accumulate // PartialState(cpu=is_cpu).num_processes)
-    accelerator = Accelerator(
-        gradient_accumulation_steps=accumulate,
-        mixed_precision=config.precision,
-        cpu=is_cpu,
+    accelerator = make_accelerator(
+        device, accumulate=config.accumulate, precision=config.precision
     )
+    accumulate = accelerator.gradient_accumulation_steps
     recipe = config.recipe
     train, test = _token_documents(config, seed)
     model = GriffinLM(config.model, generator=make_generator(seed))
