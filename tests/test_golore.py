@@ -507,6 +507,39 @@ def test_missing_gradients_postpone_a_parameter_and_only_it():
     assert twins[2] not in reference.state
 
 
+@pytest.mark.parametrize("cls", [GoLore, GoLoreSGD])
+def test_a_part_frozen_in_mid_training_leaves_the_rest_going(cls):
+    def block():
+        sizes = {"attn": (16, 16), "mlp_in": (16, 64), "mlp_out": (64, 16)}
+        return nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
+
+    net = nn.ModuleList([block(), block()])
+    # Buckets of several shapes, each with more than one parameter, the dense included.
+    optimizer = cls(split_param_groups(net), 0.1, rank=4, switch_step=0)
+
+    def step():
+        optimizer.zero_grad()
+        x = torch.randn(4, 16, generator=make())
+        for part in net:
+            x = x + part["attn"](x)
+            x = x + part["mlp_out"](part["mlp_in"](x))
+        x.square().mean().backward()
+        optimizer.step()
+
+    step()
+    frozen = net[1]["mlp_out"].requires_grad_(False)
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    for _ in range(2):
+        step()
+    for name, p in net.named_parameters():
+        still = name.startswith("1.mlp_out")
+        assert torch.equal(p, before[name]) == still, name
+        assert optimizer.state[p]["step"] == (1 if still else 3)
+    frozen.requires_grad_(True)
+    step()
+    assert optimizer.state[frozen.weight]["step"] == 2
+
+
 def test_scheduler_and_closure_are_honoured():
     params = parameters([(6, 9)])
     optimizer = GoLore(params, 0.1, switch_step=0, rank=2)

@@ -19,7 +19,7 @@ RefreshGrads = Callable[[list[Tensor]], Sequence[Tensor]]
 _TINY = 1 << 14  # numbers in a bucket; below it a stacked copy is cheaper than a loop
 
 
-@dataclass
+@dataclass(eq=False)  # two buckets are the same only if they are one object
 class _Bucket:
     """Parameters of one group that share shape, dtype, device and history.
 
