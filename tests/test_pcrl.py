@@ -25,8 +25,10 @@ from icml25.pcrl import (
     train_tables,
 )
 from icml25.pcrl.experiments import (
+    NetworkConfig,
     TablesConfig,
     TreasureConfig,
+    run_network,
     run_tables,
     run_treasure,
 )
@@ -897,9 +899,26 @@ def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
         MetaPolicy(4, 2, 2)(torch.ones(1, 4), torch.ones(1, 3))
 
 
+def test_weights_are_drawn_where_the_generator_lives() -> None:
+    class OnMeta(torch.Generator):  # stands in for a GPU's generator
+        device = torch.device("meta")
+
+    policy = MetaPolicy(4, 2, 3, generator=OnMeta())
+    assert all(parameter.is_meta for parameter in policy.parameters())
+    assert next(MetaPolicy(4, 2, 3).parameters()).device.type == "cpu"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_everything_runs_on_a_gpu(tree: TabularEnv) -> None:
     env = tree.to("cuda")
     for train in (train_meta, train_ppo):
         policy, _ = train(env, SMALL, generator=make_generator(0, "cuda"))
         assert next(policy.parameters()).is_cuda
+    where = torch.device("cuda")
+    for sampled in (False, True):
+        network = NetworkConfig(runs=(SMALL,), resolution=7, sampled=sampled)
+        assert run_network(network, device=where)[SMALL.rule]["eta"] > 0
+    run_tables(TablesConfig(resolution=7, iterations=2), device=where)
+    run_treasure(TreasureConfig(num_preferences=3, iterations=2), device=where)
+    rays = toy_preferences(3).to(where)
+    assert run_toy(rays, steps=2, generator=make_generator(0, where)).x.is_cuda

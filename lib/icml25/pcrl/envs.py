@@ -236,7 +236,7 @@ class TabularEnv:
         Args:
             state: ``(...)`` state indices.
             action: ``(...)`` action indices.
-            generator: for environments with random outcomes.
+            generator: for environments with random outcomes, on their device.
 
         Returns:
             ``next_state (...)``, ``reward (..., m)``, ``done (...)``. Steps after the
