@@ -22,6 +22,7 @@ from icml25.pcrl import (
     rule_weights,
     score,
     train_meta,
+    train_ppo,
     train_tables,
 )
 from icml25.pcrl.experiments import (
@@ -51,7 +52,7 @@ from icml25.pcrl.rules import (
 )
 from icml25.pcrl.tasks import fruit_tree, leaf_values, treasure
 from icml25.pcrl.toy import run_toy, toy_normal, toy_preferences, toy_value
-from icml25.pcrl.train import rollout, train_ppo
+from icml25.pcrl.train import rollout
 
 GOLDEN = Path(__file__).parent / "golden" / "pcrl"
 F64 = torch.float64
