@@ -6,6 +6,7 @@ Golden files and their provenance: tests/golden/pcrl/README.md.
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -858,6 +859,38 @@ def test_bad_tables_are_named() -> None:
         TabularEnv.from_tables(next_state, reward, done, prob=torch.ones(2))
     with pytest.raises(ValueError, match="prob holds -1"):
         TabularEnv.from_tables(next_state, reward, done, prob=-torch.ones(1, 2, 1))
+    with pytest.raises(TypeError, match=r"done has dtype torch\.uint8"):
+        TabularEnv.from_tables(next_state, reward, done.byte())
+    with pytest.raises(TypeError, match=r"reward has dtype torch\.int64"):
+        TabularEnv.from_tables(next_state, reward.long(), done)
+
+
+def test_tables_stay_on_their_device() -> None:
+    next_state = torch.tensor([[[1], [1]], [[0], [0]]])
+    done = torch.tensor([[[False], [False]], [[True], [True]]])
+    reward = torch.ones(2, 2, 1, 2)
+    with torch.device("meta"):  # where a tensor without a device of its own would go
+        env = TabularEnv.from_tables(next_state, reward, done)
+    made = [x for x in vars(env).values() if isinstance(x, torch.Tensor)]
+    assert {x.device.type for x in (*made, *env.levels)} == {"cpu"}
+    assert len(env.levels) == 2
+
+
+@pytest.mark.parametrize("name", ["tree", "sea"])
+def test_a_preference_may_be_coarser_or_finer_than_the_tables(name, request) -> None:
+    env = request.getfixturevalue(name)
+    fine = replace(env, reward=env.reward.to(F64), offset=env.offset.to(F64))
+    preference = torch.full((1, env.num_objectives), 0.5, dtype=F64)
+    values = [
+        train_tables(tables, asked, iterations=3)[1].value
+        for tables in (env, fine)
+        for asked in (preference, preference.float())
+    ]
+    assert [value.dtype for value in values] == [F64, torch.float32] * 2
+    for value in values:
+        torch.testing.assert_close(
+            value, values[-2], check_dtype=False, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
