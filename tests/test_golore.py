@@ -465,6 +465,45 @@ def test_copies_and_pickles_go_on_alike():
             assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 
+def test_copies_carry_the_refresh_gradients():
+    params = parameters([(6, 9)])
+    options = {"rank": 2, "switch_step": None, "projection": "svd"}
+    optimizer = GoLore(params, refresh_grads=eyes, **options)
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        (q,) = twin.param_groups[0]["params"]
+        q.grad = torch.randn(q.shape, generator=make(1))
+        twin.step()
+        # the basis of the eye's singular vectors: nothing of the step's own gradient
+        basis = twin.state[q]["basis"]
+        assert torch.equal(basis, singular_basis(torch.eye(6, 9), 2))
+
+
+def eyes(params):
+    return [torch.eye(*p.shape) for p in params]
+
+
+def test_resume_after_a_missing_gradient_differs_by_rounding_only():
+    params = parameters([(6, 9)] * 3)
+    options = {"switch_step": 0, "rank": 2, "update_interval": 3}
+    optimizer = GoLore(params, 0.05, **options)
+    for missing in (None, 0, 1):  # two buckets, whose step counts come to agree
+        feed(params, make(1))
+        if missing is not None:
+            params[missing].grad = None
+        optimizer.step()
+    copies = [nn.Parameter(p.detach().clone()) for p in params]
+    resumed = GoLore(copies, 0.05, **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(5):
+        feed(params, make(2))
+        for p, q in zip(params, copies, strict=True):
+            q.grad = p.grad.clone()
+        optimizer.step()
+        resumed.step()
+    for p, q in zip(params, copies, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)  # float32 rounding
+
+
 def test_half_precision_weights_keep_float32_state():
     params = [nn.Parameter(p.data.bfloat16()) for p in parameters(MIXED)]
     exact = [nn.Parameter(p.data.float()) for p in params]
@@ -756,6 +795,14 @@ def test_own_option_out_of_range_is_named(cls, options, message):
 def test_only_matrices_are_projected(shape):
     with pytest.raises(ValueError, match="a group with a rank holds matrices only"):
         GoLore(parameters([shape]), switch_step=0, rank=1)
+
+
+@pytest.mark.parametrize("rank", [2, None])
+@pytest.mark.parametrize("cls", [GoLore, GoLoreSGD])
+def test_complex_parameter_is_refused(cls, rank):
+    p = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64, generator=make()))
+    with pytest.raises(ValueError, match=r"real floating point, got torch\.complex64"):
+        cls([p], switch_step=0, rank=rank)
 
 
 def test_refused_parameter_is_called_by_its_name():

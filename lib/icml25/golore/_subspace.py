@@ -148,6 +148,9 @@ class SubspaceOptimizer(Optimizer):
             for name, value in state_dict["state"].get(saved_id, {}).items():
                 self.state[p][name] = value.detach().to(p.device, copy=True)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_refresh_grads": self._refresh_grads}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = None  # stacked again from the per-parameter state when needed
