@@ -161,6 +161,25 @@ def test_extreme_gram_matrices_give_feasible_weights(dtype, scale: float) -> Non
         assert (w >= 0).all() and abs(float(w.sum()) - 1) < 1e-6
 
 
+def test_leading_sizes_broadcast() -> None:
+    grads, p, v = problems(1, 3, 5)[0], positive(4, 3), positive(4, 3, seed=1)
+    gram = grads.mT @ grads
+    many = gram.expand(4, 3, 3)
+    assert torch.equal(min_norm_weights(gram, p), min_norm_weights(many, p))
+    assert torch.equal(min_norm_weights(many, p[0]), min_norm_weights(many, p[:1]))
+    for rule in RULES:
+        for q, u in ((p, v), (p[0], v), (p, v[0])):
+            weights = rule_weights(gram, q, u, rule=rule)
+            each = rule_weights(many, q.expand(4, 3), u.expand(4, 3), rule=rule)
+            assert torch.equal(weights, each)
+    full = similarity_full_gradient(p[0], v)
+    assert torch.equal(full, similarity_full_gradient(p[0].expand(4, 3), v))
+    with pytest.raises(ValueError, match="leading sizes do not broadcast: gram"):
+        min_norm_weights(many, p[:3])
+    with pytest.raises(TypeError, match=r"gram has dtype torch\.int64"):
+        min_norm_weights(torch.eye(3, dtype=torch.long))
+
+
 def test_one_objective_and_an_empty_batch() -> None:
     assert min_norm_weights(torch.zeros(4, 1, 1)).tolist() == [[1.0]] * 4
     assert min_norm_weights(torch.zeros(0, 3, 3)).shape == (0, 3)
