@@ -68,6 +68,8 @@ def test_empty_texts_are_refused():
 def test_evidence_must_be_a_record_that_exists():
     with pytest.raises(ValueError, match="no record golore/none-such"):
         check(record="golore/none-such")
+    with pytest.raises(ValueError, match="record='none-such': give it as '<slug>/"):
+        check(record="none-such")
 
 
 def test_table_refuses_a_chapter_with_an_unchecked_row():

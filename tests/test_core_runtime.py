@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from icml25.core import Experiment, device, make_generator, progress, scale
@@ -51,6 +52,20 @@ def test_an_accelerator_is_for_the_device_it_is_asked_for():
 def test_same_seed_same_numbers():
     first, second = (torch.rand(5, generator=make_generator(3)) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("there", "taken"), [("mps", "cpu"), ("cuda", "cuda")])
+def test_a_gpu_without_float64_is_taken_by_name_only(there, taken, monkeypatch):
+    found = torch.device(there)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: found
+    )
+    assert device().type == taken
+
+
+def test_seed_may_come_from_numpy():
+    first, second = (make_generator(seed) for seed in (3, np.int64(3)))
+    assert first.initial_seed() == second.initial_seed()
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "a", True, 2**63])

@@ -465,6 +465,45 @@ def test_copies_and_pickles_go_on_alike():
             assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 
+def test_copies_carry_the_refresh_gradients():
+    params = parameters([(6, 9)])
+    options = {"rank": 2, "switch_step": None, "projection": "svd"}
+    optimizer = GoLore(params, refresh_grads=eyes, **options)
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        (q,) = twin.param_groups[0]["params"]
+        q.grad = torch.randn(q.shape, generator=make(1))
+        twin.step()
+        # the basis of the eye's singular vectors: nothing of the step's own gradient
+        basis = twin.state[q]["basis"]
+        assert torch.equal(basis, singular_basis(torch.eye(6, 9), 2))
+
+
+def eyes(params):
+    return [torch.eye(*p.shape) for p in params]
+
+
+def test_resume_after_a_missing_gradient_differs_by_rounding_only():
+    params = parameters([(6, 9)] * 3)
+    options = {"switch_step": 0, "rank": 2, "update_interval": 3}
+    optimizer = GoLore(params, 0.05, **options)
+    for missing in (None, 0, 1):  # two buckets, whose step counts come to agree
+        feed(params, make(1))
+        if missing is not None:
+            params[missing].grad = None
+        optimizer.step()
+    copies = [nn.Parameter(p.detach().clone()) for p in params]
+    resumed = GoLore(copies, 0.05, **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(5):
+        feed(params, make(2))
+        for p, q in zip(params, copies, strict=True):
+            q.grad = p.grad.clone()
+        optimizer.step()
+        resumed.step()
+    for p, q in zip(params, copies, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)  # float32 rounding
+
+
 def test_half_precision_weights_keep_float32_state():
     params = [nn.Parameter(p.data.bfloat16()) for p in parameters(MIXED)]
     exact = [nn.Parameter(p.data.float()) for p in params]
@@ -505,6 +544,39 @@ def test_missing_gradients_postpone_a_parameter_and_only_it():
     assert optimizer.state[params[2]]["step"] == 5
     assert optimizer.state[params[2]]["refresh_count"] == 3  # at its steps 0, 2, 4
     assert twins[2] not in reference.state
+
+
+@pytest.mark.parametrize("cls", [GoLore, GoLoreSGD])
+def test_a_part_frozen_in_mid_training_leaves_the_rest_going(cls):
+    def block():
+        sizes = {"attn": (16, 16), "mlp_in": (16, 64), "mlp_out": (64, 16)}
+        return nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
+
+    net = nn.ModuleList([block(), block()])
+    # Buckets of several shapes, each with more than one parameter, the dense included.
+    optimizer = cls(split_param_groups(net), 0.1, rank=4, switch_step=0)
+
+    def step():
+        optimizer.zero_grad()
+        x = torch.randn(4, 16, generator=make())
+        for part in net:
+            x = x + part["attn"](x)
+            x = x + part["mlp_out"](part["mlp_in"](x))
+        x.square().mean().backward()
+        optimizer.step()
+
+    step()
+    frozen = net[1]["mlp_out"].requires_grad_(False)
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    for _ in range(2):
+        step()
+    for name, p in net.named_parameters():
+        still = name.startswith("1.mlp_out")
+        assert torch.equal(p, before[name]) == still, name
+        assert optimizer.state[p]["step"] == (1 if still else 3)
+    frozen.requires_grad_(True)
+    step()
+    assert optimizer.state[frozen.weight]["step"] == 2
 
 
 def test_scheduler_and_closure_are_honoured():
@@ -723,6 +795,14 @@ def test_own_option_out_of_range_is_named(cls, options, message):
 def test_only_matrices_are_projected(shape):
     with pytest.raises(ValueError, match="a group with a rank holds matrices only"):
         GoLore(parameters([shape]), switch_step=0, rank=1)
+
+
+@pytest.mark.parametrize("rank", [2, None])
+@pytest.mark.parametrize("cls", [GoLore, GoLoreSGD])
+def test_complex_parameter_is_refused(cls, rank):
+    p = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64, generator=make()))
+    with pytest.raises(ValueError, match=r"real floating point, got torch\.complex64"):
+        cls([p], switch_step=0, rank=rank)
 
 
 def test_refused_parameter_is_called_by_its_name():

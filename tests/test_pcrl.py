@@ -6,6 +6,7 @@ Golden files and their provenance: tests/golden/pcrl/README.md.
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,14 @@ from icml25.pcrl import (
     rule_weights,
     score,
     train_meta,
+    train_ppo,
     train_tables,
 )
 from icml25.pcrl.experiments import (
+    NetworkConfig,
     TablesConfig,
     TreasureConfig,
+    run_network,
     run_tables,
     run_treasure,
 )
@@ -49,7 +53,7 @@ from icml25.pcrl.rules import (
 )
 from icml25.pcrl.tasks import fruit_tree, leaf_values, treasure
 from icml25.pcrl.toy import run_toy, toy_normal, toy_preferences, toy_value
-from icml25.pcrl.train import rollout, train_ppo
+from icml25.pcrl.train import rollout
 
 GOLDEN = Path(__file__).parent / "golden" / "pcrl"
 F64 = torch.float64
@@ -155,6 +159,25 @@ def test_extreme_gram_matrices_give_feasible_weights(dtype, scale: float) -> Non
         w = min_norm_weights(scale * gram)
         assert w.dtype == dtype and w.isfinite().all()
         assert (w >= 0).all() and abs(float(w.sum()) - 1) < 1e-6
+
+
+def test_leading_sizes_broadcast() -> None:
+    grads, p, v = problems(1, 3, 5)[0], positive(4, 3), positive(4, 3, seed=1)
+    gram = grads.mT @ grads
+    many = gram.expand(4, 3, 3)
+    assert torch.equal(min_norm_weights(gram, p), min_norm_weights(many, p))
+    assert torch.equal(min_norm_weights(many, p[0]), min_norm_weights(many, p[:1]))
+    for rule in RULES:
+        for q, u in ((p, v), (p[0], v), (p, v[0])):
+            weights = rule_weights(gram, q, u, rule=rule)
+            each = rule_weights(many, q.expand(4, 3), u.expand(4, 3), rule=rule)
+            assert torch.equal(weights, each)
+    full = similarity_full_gradient(p[0], v)
+    assert torch.equal(full, similarity_full_gradient(p[0].expand(4, 3), v))
+    with pytest.raises(ValueError, match="leading sizes do not broadcast: gram"):
+        min_norm_weights(many, p[:3])
+    with pytest.raises(TypeError, match=r"gram has dtype torch\.int64"):
+        min_norm_weights(torch.eye(3, dtype=torch.long))
 
 
 def test_one_objective_and_an_empty_batch() -> None:
@@ -855,6 +878,38 @@ def test_bad_tables_are_named() -> None:
         TabularEnv.from_tables(next_state, reward, done, prob=torch.ones(2))
     with pytest.raises(ValueError, match="prob holds -1"):
         TabularEnv.from_tables(next_state, reward, done, prob=-torch.ones(1, 2, 1))
+    with pytest.raises(TypeError, match=r"done has dtype torch\.uint8"):
+        TabularEnv.from_tables(next_state, reward, done.byte())
+    with pytest.raises(TypeError, match=r"reward has dtype torch\.int64"):
+        TabularEnv.from_tables(next_state, reward.long(), done)
+
+
+def test_tables_stay_on_their_device() -> None:
+    next_state = torch.tensor([[[1], [1]], [[0], [0]]])
+    done = torch.tensor([[[False], [False]], [[True], [True]]])
+    reward = torch.ones(2, 2, 1, 2)
+    with torch.device("meta"):  # where a tensor without a device of its own would go
+        env = TabularEnv.from_tables(next_state, reward, done)
+    made = [x for x in vars(env).values() if isinstance(x, torch.Tensor)]
+    assert {x.device.type for x in (*made, *env.levels)} == {"cpu"}
+    assert len(env.levels) == 2
+
+
+@pytest.mark.parametrize("name", ["tree", "sea"])
+def test_a_preference_may_be_coarser_or_finer_than_the_tables(name, request) -> None:
+    env = request.getfixturevalue(name)
+    fine = replace(env, reward=env.reward.to(F64), offset=env.offset.to(F64))
+    preference = torch.full((1, env.num_objectives), 0.5, dtype=F64)
+    values = [
+        train_tables(tables, asked, iterations=3)[1].value
+        for tables in (env, fine)
+        for asked in (preference, preference.float())
+    ]
+    assert [value.dtype for value in values] == [F64, torch.float32] * 2
+    for value in values:
+        torch.testing.assert_close(
+            value, values[-2], check_dtype=False, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
@@ -897,9 +952,26 @@ def test_bad_training_input_is_named(tree: TabularEnv, sea: TabularEnv) -> None:
         MetaPolicy(4, 2, 2)(torch.ones(1, 4), torch.ones(1, 3))
 
 
+def test_weights_are_drawn_where_the_generator_lives() -> None:
+    class OnMeta(torch.Generator):  # stands in for a GPU's generator
+        device = torch.device("meta")
+
+    policy = MetaPolicy(4, 2, 3, generator=OnMeta())
+    assert all(parameter.is_meta for parameter in policy.parameters())
+    assert next(MetaPolicy(4, 2, 3).parameters()).device.type == "cpu"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_everything_runs_on_a_gpu(tree: TabularEnv) -> None:
     env = tree.to("cuda")
     for train in (train_meta, train_ppo):
         policy, _ = train(env, SMALL, generator=make_generator(0, "cuda"))
         assert next(policy.parameters()).is_cuda
+    where = torch.device("cuda")
+    for sampled in (False, True):
+        network = NetworkConfig(runs=(SMALL,), resolution=7, sampled=sampled)
+        assert run_network(network, device=where)[SMALL.rule]["eta"] > 0
+    run_tables(TablesConfig(resolution=7, iterations=2), device=where)
+    run_treasure(TreasureConfig(num_preferences=3, iterations=2), device=where)
+    rays = toy_preferences(3).to(where)
+    assert run_toy(rays, steps=2, generator=make_generator(0, where)).x.is_cuda

@@ -831,6 +831,24 @@ def test_policies_must_be_laws():
         sv.evaluate(mdp, None)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        sv.coverage,
+        trajectory_coverage,
+        sv.mean_transfer,
+        sv.worst_case_transfer,
+        null_leak,
+        asymptotic_variance,
+        lambda mdp, _, off: orthogonal_terms(mdp, off, mdp.reward),
+    ],
+)
+def test_a_bad_data_policy_is_called_by_its_name(function):
+    mdp, target, off, _ = instance(batch=1)
+    with pytest.raises(ValueError, match="^policy_off must sum to one"):
+        function(mdp, target, off * 2)
+
+
 def test_processes_must_be_well_formed():
     mdp, _, _, _ = instance(batch=1)
     with pytest.raises(ValueError, match="transition has shape"):

@@ -288,6 +288,15 @@ def test_without_steps_or_edges_the_weights_stay_bit_for_bit(steps):
     assert torch.equal(flow.q, torch.full((5,), 0.2, dtype=torch.float64))
 
 
+def test_number_of_steps_may_come_from_numpy():
+    losses, graph = random_losses(6, 5), random_graph(6, n=5)
+    ours, theirs = (
+        tar.weight_flow(losses, graph, beta=0.1, steps=steps, trace=True)
+        for steps in (3, np.int64(3))
+    )
+    assert torch.equal(ours.path, theirs.path)
+
+
 def test_isolated_node_keeps_its_weight():
     graph = tar.FlowGraph.from_edge_index(torch.tensor([[0], [1]]), 3)
     flow = tar.weight_flow(torch.tensor([0.0, 1.0, 50.0]), graph, beta=0.1)

@@ -304,7 +304,10 @@ def _need_record(record: str) -> None:
     if record:
         from icml25.core import records
 
-        records.load(*record.split("/", 1))
+        slug, slash, name = record.partition("/")
+        if not slash:
+            raise ValueError(f"record={record!r}: give it as '<slug>/<name>'")
+        records.load(slug, name)
 
 
 def _show(verdict: Verdict) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -75,6 +76,9 @@ def scale(laptop: Any, paper: Any) -> Any:
 def device(name: str | None = None) -> torch.device:
     """The device to run on: ``name`` if given, else a GPU if any, else the CPU.
 
+    A Mac's GPU (``mps``) is taken only by name: it has no float64, which closed forms
+    and checks in most chapters need.
+
     Raises:
         ValueError: ``name`` is no device, or a device this machine does not have.
     """
@@ -82,7 +86,9 @@ def device(name: str | None = None) -> torch.device:
 
     if name is None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return accelerator or torch.device("cpu")
+        if accelerator is None or accelerator.type == "mps":
+            return torch.device("cpu")
+        return accelerator
     try:
         chosen = torch.device(name)
         torch.empty(0, device=chosen)
@@ -154,9 +160,10 @@ def make_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gener
     """
     import torch
 
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    is_whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    if not is_whole or not 0 <= seed < 2**63:
         raise ValueError(f"seed={seed!r}: give a whole number from 0 to 2**63 - 1")
-    return torch.Generator(device=device).manual_seed(seed)
+    return torch.Generator(device=device).manual_seed(int(seed))
 
 
 def is_quiet() -> bool:

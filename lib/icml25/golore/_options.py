@@ -22,12 +22,15 @@ def check_options(group: dict[str, Any]) -> None:
         if not isinstance(value, Real) or not 0 <= value < math.inf:
             raise ValueError(f"{key} must be a finite number >= 0, got {value!r}")
     rank = group["rank"]
-    if rank is None:
-        return
-    _check_whole("rank", rank, 1, "or None")
+    if rank is not None:
+        _check_whole("rank", rank, 1, "or None")
     for number, p in enumerate(group["params"]):
         names = group.get("param_names")
         name = f"parameter {names[number] if names else number!r} {tuple(p.shape)}"
+        if not p.is_floating_point():  # a complex one would lose its imaginary part
+            raise ValueError(f"{name} must be real floating point, got {p.dtype}")
+        if rank is None:
+            continue
         if p.dim() != 2:
             raise ValueError(
                 f"a group with a rank holds matrices only, got {name}; put it in a "
@@ -36,8 +39,8 @@ def check_options(group: dict[str, Any]) -> None:
             )
         if rank > min(p.shape):
             raise ValueError(f"rank must be at most min(m, n), got {rank} for {name}")
-        if not p.is_floating_point():
-            raise ValueError(f"{name} must be real floating point, got {p.dtype}")
+    if rank is None:
+        return
     _check_whole("update_interval", group["update_interval"], 1)
     if group["switch_step"] is not None:
         _check_whole("switch_step", group["switch_step"], 0, "or None")

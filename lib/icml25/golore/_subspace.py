@@ -19,7 +19,7 @@ RefreshGrads = Callable[[list[Tensor]], Sequence[Tensor]]
 _TINY = 1 << 14  # numbers in a bucket; below it a stacked copy is cheaper than a loop
 
 
-@dataclass
+@dataclass(eq=False)  # two buckets are the same only if they are one object
 class _Bucket:
     """Parameters of one group that share shape, dtype, device and history.
 
@@ -147,6 +147,9 @@ class SubspaceOptimizer(Optimizer):
         for p, saved_id in zip(params, ids, strict=True):
             for name, value in state_dict["state"].get(saved_id, {}).items():
                 self.state[p][name] = value.detach().to(p.device, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_refresh_grads": self._refresh_grads}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

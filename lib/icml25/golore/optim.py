@@ -51,18 +51,22 @@ class GoLore(SubspaceOptimizer):
             refresh), so that replicas agree without communication.
         refresh_grads: called with the list of parameters whose singular basis is due,
             returns their gradients for it, for instance from a larger batch. None
-            takes the step's own gradients.
+            takes the step's own gradients. A copy or pickle of the optimiser carries
+            it; ``state_dict`` does not.
 
     Raises:
-        ValueError: for an option out of range, or a parameter in a group with a rank
-            that is not a matrix or is smaller than the rank.
+        ValueError: for an option out of range, a parameter that is not real floating
+            point, or one in a group with a rank that is not a matrix or is smaller
+            than the rank.
 
     Notes:
         State per matrix: $mr + 2rn$ numbers (left), float32 for half-precision
         weights. A step costs $4mnr + O(rn)$; a random refresh $O(mr^2)$. The defaults
         are those of the authors' LLaMA-60M script, except ``projection``, for speed.
         State holds tensors only: it survives ``torch.save`` and
-        ``torch.load(weights_only=True)`` and resumes bit-exactly.
+        ``torch.load(weights_only=True)`` and resumes bit-exactly, unless a parameter
+        had missed a gradient: loading groups the parameters anew by their number of
+        steps, which may change the order of a summation and so the last digit.
 
     Example:
         >>> groups = split_param_groups(model)

@@ -11,7 +11,7 @@ from icml25.pcrl.min_norm import min_norm_weights
 from icml25.pcrl.oracle import ray_oracle
 from icml25.pcrl.policy import MetaConfig, policy_table
 from icml25.pcrl.rules import rule_weights
-from icml25.pcrl.train import train_meta, train_tables
+from icml25.pcrl.train import train_meta, train_ppo, train_tables
 
 __all__ = [
     "EXPERIMENTS",
@@ -23,5 +23,6 @@ __all__ = [
     "rule_weights",
     "score",
     "train_meta",
+    "train_ppo",
     "train_tables",
 ]

@@ -129,6 +129,7 @@ class TabularEnv:
         """Build an environment from its tables (shapes as in the class).
 
         Raises:
+            TypeError: ``done`` is not boolean, or ``reward`` not floating-point.
             ValueError: shapes do not match, a successor or the start does not exist,
                 probabilities are negative or do not sum to one, a reward is not
                 finite, or ``gamma`` is not in (0, 1].
@@ -138,6 +139,10 @@ class TabularEnv:
                 f"next_state {tuple(next_state.shape)} must be (S, A, O) and "
                 f"reward {tuple(reward.shape)} (S, A, O, m)"
             )
+        if done.dtype != torch.bool:  # ~ would flip an integer's bits
+            raise TypeError(f"done has dtype {done.dtype}; give torch.bool")
+        if not reward.is_floating_point():
+            raise TypeError(f"reward has dtype {reward.dtype}; give floats")
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma={gamma!r}: give a number in (0, 1]")
         states, _, outcomes = next_state.shape
@@ -154,7 +159,8 @@ class TabularEnv:
         if not 0 <= start < states:
             raise ValueError(f"start={start}: states are 0..{states - 1}")
         if prob is None:
-            prob = torch.full(next_state.shape, 1.0 / outcomes, dtype=reward.dtype)
+            like = {"dtype": reward.dtype, "device": reward.device}
+            prob = torch.full(next_state.shape, 1.0 / outcomes, **like)
         if prob.shape != next_state.shape:
             raise ValueError(
                 f"prob {tuple(prob.shape)} must be {tuple(next_state.shape)}"
@@ -163,13 +169,14 @@ class TabularEnv:
             raise ValueError(f"prob holds {prob.min():g}; entries must be >= 0")
         if not torch.allclose(prob.sum(-1), torch.ones_like(prob[..., 0])):
             raise ValueError("prob must sum to one over the outcomes")
+        index = torch.arange(states, device=next_state.device)
         eye = torch.eye(states, dtype=reward.dtype, device=reward.device)
         return cls(
             next_state=next_state,
             prob=prob,
             reward=reward,
             done=done,
-            obs=torch.arange(states)[:, None] if obs is None else obs,
+            obs=index[:, None] if obs is None else obs,
             features=eye if features is None else features,
             start=start,
             gamma=gamma,
@@ -236,7 +243,7 @@ class TabularEnv:
         Args:
             state: ``(...)`` state indices.
             action: ``(...)`` action indices.
-            generator: for environments with random outcomes.
+            generator: for environments with random outcomes, on their device.
 
         Returns:
             ``next_state (...)``, ``reward (..., m)``, ``done (...)``. Steps after the
@@ -276,7 +283,10 @@ class TabularEnv:
         v, occupancy = (self._sweep if self.levels else self._invert)(policy)
         q = self._backup(v, slice(None))
         return Solution(
-            value=v[:, self.start] + self.offset, v=v, q=q, occupancy=occupancy
+            value=v[:, self.start] + self.offset.to(v.dtype),
+            v=v,
+            q=q,
+            occupancy=occupancy,
         )
 
     def _backup(self, v: Tensor, states: Tensor | slice) -> Tensor:
@@ -323,7 +333,7 @@ class TabularEnv:
 
 def _levels(next_state: Tensor, done: Tensor, start: int) -> tuple[Tensor, ...]:
     """States by time from the start; empty if a state can be met at two times."""
-    level, seen, levels = torch.tensor([start]), set(), []
+    level, seen, levels = next_state.new_tensor([start]), set(), []
     while len(level):
         if seen & set(level.tolist()):
             return ()

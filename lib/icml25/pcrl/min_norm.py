@@ -23,7 +23,8 @@ def min_norm_weights(
 
     Args:
         gram: :math:`M`, shape ``(..., m, m)``, symmetric positive semidefinite.
-        pull: :math:`u`, shape ``(..., m)``; ``None`` is zero (MGDA).
+        pull: :math:`u`, shape ``(..., m)``; ``None`` is zero (MGDA). Leading sizes
+            broadcast against those of ``gram``.
         iterations: accelerated projected-gradient steps, used for ``m > 8`` only.
 
     Returns:
@@ -33,6 +34,7 @@ def min_norm_weights(
     Raises:
         ValueError: ``gram`` is not a stack of square matrices, ``pull`` does not match
             it, or either holds a NaN or infinity.
+        TypeError: ``gram`` is not floating-point.
 
     Notes:
         For ``m <= 8`` exact up to rounding in float64: all ``2**m - 1`` supports are
@@ -158,6 +160,8 @@ def _checked(gram: Tensor, pull: Tensor | None) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"gram has shape {tuple(gram.shape)}; need (..., m, m), m >= 1"
         )
+    if not gram.is_floating_point():  # the weights have its dtype
+        raise TypeError(f"gram has dtype {gram.dtype}; give floats")
     if pull is None:
         pull = gram.new_zeros(gram.shape[:-1])
     elif pull.shape[-1] != gram.shape[-1]:
@@ -166,4 +170,13 @@ def _checked(gram: Tensor, pull: Tensor | None) -> tuple[Tensor, Tensor]:
         )
     if not (gram.isfinite().all() & pull.isfinite().all()):
         raise ValueError("gram or pull holds a NaN or infinity; check the rewards")
-    return gram, pull
+    batch = _batch(gram=gram.shape[:-2], pull=pull.shape[:-1])
+    return gram.expand(*batch, -1, -1), pull.expand(*batch, -1)
+
+
+def _batch(**shapes: tuple[int, ...]) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        sizes = ", ".join(f"{name} {tuple(s)}" for name, s in shapes.items())
+        raise ValueError(f"leading sizes do not broadcast: {sizes}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ class MetaPolicy(nn.Module):
         num_outputs: actions for a policy, ``m`` for a vector critic.
         hidden: width of the hidden layers.
         depth: number of hidden layers.
-        generator: draws the initial weights.
+        generator: draws the initial weights; they live on its device (the CPU without
+            one).
 
     Raises:
         ValueError: a size is not positive.
@@ -50,13 +52,14 @@ class MetaPolicy(nn.Module):
             raise ValueError(f"sizes {sizes} must be positive")
         self.num_objectives = num_objectives
         # Weights come from the generator below; skip_init leaves the global one alone.
-        make, linear = nn.utils.skip_init, nn.Linear
-        self.on_state = make(linear, num_features, hidden)
-        self.on_preference = make(linear, num_objectives, hidden, bias=False)
+        device = "cpu" if generator is None else generator.device
+        make = partial(nn.utils.skip_init, nn.Linear, device=device)
+        self.on_state = make(num_features, hidden)
+        self.on_preference = make(num_objectives, hidden, bias=False)
         layers: list[nn.Module] = [nn.ReLU()]
         for _ in range(depth - 1):
-            layers += [make(linear, hidden, hidden), nn.ReLU()]
-        self.head = nn.Sequential(*layers, make(linear, hidden, num_outputs))
+            layers += [make(hidden, hidden), nn.ReLU()]
+        self.head = nn.Sequential(*layers, make(hidden, num_outputs))
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim == 2:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from icml25.pcrl.min_norm import _checked, _min_norm
+from icml25.pcrl.min_norm import _batch, _checked, _min_norm
 
 __all__ = [
     "RULES",
@@ -98,7 +98,7 @@ def similarity_full_gradient(preference: Tensor, value: Tensor) -> Tensor:
     ratio the gradient does not exist; one of the one-sided limits is returned.
     """
     _check_positive(preference=preference, value=value)
-    return _full_gradient(preference, value)
+    return _full_gradient(*torch.broadcast_tensors(preference, value))
 
 
 def _full_gradient(preference: Tensor, value: Tensor) -> Tensor:
@@ -128,7 +128,8 @@ def rule_weights(
         value: :math:`v`, shape ``(..., m)``, positive.
         rule: a key of ``RULES``.
         lam: :math:`\lambda \ge 0`, the strength of the pull, one number or a tensor
-            that broadcasts to ``(..., 1)``; for ``chebyshev`` the
+            that broadcasts to ``(..., 1)`` (leading sizes of all four broadcast); for
+            ``chebyshev`` the
             sharpness of the soft minimum; unused by ``ls``, ``mgda``, ``epo`` and by
             ``cagrad``, which finds its own.
 
@@ -140,6 +141,7 @@ def rule_weights(
     Raises:
         ValueError: unknown rule, negative ``lam``, mismatched sizes, a preference or
             value that is not positive, a Gram matrix with NaN.
+        TypeError: ``gram`` is not floating-point.
 
     Source:
         Eq. 6 (PreCo); the authors' published code for the last two rules.
@@ -154,6 +156,13 @@ def rule_weights(
         raise ValueError(
             f"preference has {preference.shape[-1]} objectives, gram {gram.shape[-1]}"
         )
+    batch = _batch(
+        gram=gram.shape[:-2], preference=preference.shape[:-1], value=value.shape[:-1]
+    )
+    if isinstance(lam, Tensor) and lam.ndim:
+        batch = torch.broadcast_shapes(batch, lam.shape[:-1])
+    gram = gram.expand(*batch, -1, -1)
+    preference, value = preference.expand(*batch, -1), value.expand(*batch, -1)
     return _rule_weights(gram, preference, value, rule=rule, lam=lam)
 
 

@@ -136,7 +136,9 @@ def run_toy(
         raise ValueError(f"preference has shape {tuple(preference.shape)}; need (K, 2)")
     _check_positive(preference=preference)
     if start is None:
-        start = 0.3 * torch.randn(len(preference), dim, generator=generator)
+        device = "cpu" if generator is None else generator.device
+        shape = (len(preference), dim)
+        start = 0.3 * torch.randn(shape, generator=generator, device=device)
     x = start.to(preference).expand(len(preference), -1)
     # Rules without a pull do not know lambda.
     shrink = 1.0 + lam if rule in ("preco", "preco-full", "sdmgrad") else 1.0

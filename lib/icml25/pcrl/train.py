@@ -139,7 +139,8 @@ def train_ppo(
     Args:
         env: an environment in which no state repeats (a tree), with positive values.
         config: see :class:`MetaConfig`.
-        generator: draws initial weights, preferences and actions.
+        generator: draws initial weights, preferences and actions, so it lives on the
+            environment's device.
 
     Returns:
         The policy and a log with the mean cosine and the number of steps taken.
@@ -209,7 +210,7 @@ def rollout(
         env: an environment whose episodes all last ``T = len(env.levels)`` steps.
         policy: ``(K, S, A)`` action probabilities.
         num_episodes: ``N``.
-        generator: draws the actions.
+        generator: draws the actions, on the environment's device.
 
     Returns:
         States and actions ``(T, K, N)``, discounted returns-to-go ``(T, K, N, m)``.

@@ -174,6 +174,7 @@ def asymptotic_variance(
             probabilities.
     """
     _need_probabilities(mdp.reward)
+    policy_off = _as_policy("policy_off", policy_off, mdp)
     d, d_off = occupancy(mdp, policy), occupancy(mdp, policy_off)
     _need_coverage(d, d_off)
     noise = mdp.reward * (1 - mdp.reward)

@@ -81,6 +81,7 @@ def coverage(mdp: TabularMDP, policy: Tensor, policy_off: Tensor) -> Coverage:
         TypeError: a policy is no floating-point tensor.
         ValueError: wrong shape, or a row is no probability law.
     """
+    policy_off = _as_policy("policy_off", policy_off, mdp)
     d, d_off = occupancy(mdp, policy), occupancy(mdp, policy_off)
     ratio = _ratio(d, d_off)
     state, state_off = d.sum(-1), d_off.sum(-1)
@@ -164,9 +165,11 @@ def orthogonal_terms(
     Returns:
         :math:`E V_1(s_1)^2` (B,) and :math:`E \delta_h^2` (B, H).
     """
+    policy_off = _as_policy("policy_off", policy_off, mdp)
+    under = policy_off if under is None else _as_policy("under", under, mdp)
     f = _as_table("f", f, mdp)
     q, v = evaluate(mdp, policy_off, f)
-    d = occupancy(mdp, policy_off if under is None else under)
+    d = occupancy(mdp, under)
     # delta = (Q - V) + (V' - E[V' | s, a]): the second part has mean zero given (s, a).
     square = (q - v[..., None]) ** 2
     if mdp.shape[1] > 1:
@@ -187,6 +190,7 @@ def mean_transfer(mdp: TabularMDP, policy: Tensor, policy_off: Tensor) -> Tensor
     Raises:
         ValueError: the target visits a cell that the data never do.
     """
+    policy_off = _as_policy("policy_off", policy_off, mdp)
     _need_coverage(occupancy(mdp, policy), occupancy(mdp, policy_off))
     c = coverage(mdp, policy, policy_off)
     return 1 + (c.chi2 - c.state_chi2).sum(-1)
@@ -232,6 +236,7 @@ def worst_case_transfer(
         raise ValueError(f"method={method!r}: allowed are 'krylov' and 'eigh'")
     if not tol > 0:
         raise ValueError(f"tol={tol}: must be positive")
+    policy_off = _as_policy("policy_off", policy_off, mdp)
     d, d_off = occupancy(mdp, policy), occupancy(mdp, policy_off)
     _need_coverage(d, d_off)
     if method == "eigh":
@@ -254,6 +259,7 @@ def null_leak(mdp: TabularMDP, policy: Tensor, policy_off: Tensor) -> Tensor:
     Returns:
         (B,), up to rounding zero whenever the data cover the target.
     """
+    policy_off = _as_policy("policy_off", policy_off, mdp)
     values, vectors, target = _scaled_eigen(mdp, policy, policy_off)
     return _leak(vectors, target, values < _NULL * mdp.shape[1])
 

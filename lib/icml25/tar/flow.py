@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -264,7 +265,7 @@ def _check(
         raise ValueError(f"beta={beta}: at least 0 and finite")
     if not 0 < step < float("inf"):
         raise ValueError(f"step={step}: must be positive and finite")
-    if not isinstance(steps, int):
+    if not isinstance(steps, Integral):
         raise TypeError(f"steps={steps!r}: a whole number is needed")
     if steps < 0:
         raise ValueError(f"steps={steps}: at least 0")
