@@ -122,7 +122,7 @@ def gate_figure(a: float, r: float) -> Figure:
     figure = Figure(figsize=(6.4, 2.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 2.4))
     left.bar(
-        ["decay\n$a_t$", "input\n$\\sqrt{1-a_t^2}$"],
+        ["decay", "input scale"],
         [decay, math.sqrt(1 - decay**2)],
         color=[COLORS["method"], COLORS["orange"]],
     )
@@ -162,7 +162,7 @@ def length_frame(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
+    figure = Figure(figsize=(6.4, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2.2, 1))
     for name, row in curves.items():
         shown = row[: max(1, round(seconds / bin_s))]
@@ -171,7 +171,7 @@ def length_frame(
     left.axhline(0.1, color=COLORS["ink"], lw=0.8, ls=":")
     longest = bin_s * max(map(len, curves.values()))
     left.set(xlim=(0, longest), ylim=(0, 1.05), xlabel="seconds", ylabel="coherence")
-    left.legend(loc="lower left", fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     tokens = seconds * TOKENS_PER_S
     sizes = [griffin_bytes(hybrid) / 1e3, transformer_bytes(full, tokens) / 1e3]
     top = transformer_bytes(full, round(longest * TOKENS_PER_S)) / 1e3
