@@ -272,6 +272,25 @@ def test_gradients_of_the_lean_filter(zero_mask, removed):
     assert torch.autograd.gradcheck(routed, (left, right, values, weight))
 
 
+@pytest.mark.parametrize("mask", ["zero", "minus_inf"])
+@pytest.mark.parametrize("router", ["released", "repaired"])
+def test_gradients_under_autocast_are_those_of_single_precision(router, mask):
+    x = torch.randn(64, 24, 4, generator=torch.Generator().manual_seed(0))
+
+    def gradient(half):
+        torch.manual_seed(1)
+        sizes = {"patch_len": 6, "dim": 16, "dim_ff": 16}
+        model = TimeFilter(4, 24, 8, router=router, mask=mask, **sizes)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            forecast = model(x)
+            loss = forecast.y.float().square().mean() + 0.05 * forecast.routing_loss
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    # bfloat16 keeps 8 bits, and a few gates change sides.
+    assert F.cosine_similarity(gradient(True), gradient(False), dim=0) > 0.99
+
+
 @pytest.mark.parametrize("top_p", [0.0, 0.5])
 def test_slices_do_not_change_the_result(top_p, monkeypatch):
     torch.manual_seed(3)

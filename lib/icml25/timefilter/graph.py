@@ -299,7 +299,9 @@ class GraphFilter(nn.Module):
             if self.router is None:
                 steering, router = self._fixed_gates(left), None
             else:
-                steering, router = self.router.weight(), self._router(left, noise)
+                # Under autocast the scores are of half precision, the weight is not.
+                steering = self.router.weight().to(left.dtype)
+                router = self._router(left, noise)
             out, logits = fused.FilteredMean.apply(
                 left, right, values, steering, router, edges, dropout
             )
