@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import LocalAttention
-from .layers import LanguageModel, LayerState, check_layer
+from .layers import LanguageModel, LayerState, check_layer, keep
 from .scan import linear_scan, sqrt_clipped
 
 __all__ = [
@@ -198,7 +198,7 @@ class RGLRU(nn.Module):
             starts = reset.unsqueeze(-1)
             a, scale = a.masked_fill(starts, 0.0), scale.masked_fill(starts, 1.0)
         h = linear_scan(a, scale * (entry * x), h0, method=self.method)
-        return h.to(x.dtype), h[:, -1]
+        return h.to(x.dtype), keep(h[:, -1], x.shape[1])
 
 
 class RecurrentBlock(nn.Module):
@@ -277,7 +277,7 @@ class RecurrentBlock(nn.Module):
             v = torch.addcmul(v, tap, self.conv_weight[:, taps - 1 - back])
         v, h = self.rglru(v, state["h"], positions == 0)
         out = self.linear_out(v * F.gelu(self.linear_y(x), approximate="tanh"))
-        return out, {"conv": u[:, length:], "h": h}
+        return out, {"conv": keep(u[:, length:], length), "h": h}
 
 
 class GriffinLM(LanguageModel):
