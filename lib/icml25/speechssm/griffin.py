@@ -198,7 +198,7 @@ class RGLRU(nn.Module):
             starts = reset.unsqueeze(-1)
             a, scale = a.masked_fill(starts, 0.0), scale.masked_fill(starts, 1.0)
         h = linear_scan(a, scale * (entry * x), h0, method=self.method)
-        return h.to(x.dtype), keep(h[:, -1], x.shape[1])
+        return h.to(x.dtype), h[:, -1]
 
 
 class RecurrentBlock(nn.Module):
@@ -277,7 +277,7 @@ class RecurrentBlock(nn.Module):
             v = torch.addcmul(v, tap, self.conv_weight[:, taps - 1 - back])
         v, h = self.rglru(v, state["h"], positions == 0)
         out = self.linear_out(v * F.gelu(self.linear_y(x), approximate="tanh"))
-        return out, {"conv": keep(u[:, length:], length), "h": h}
+        return out, {"conv": keep(u[:, length:], length), "h": keep(h, length)}
 
 
 class GriffinLM(LanguageModel):
