@@ -675,6 +675,14 @@ def test_sampling_follows_the_distribution():
     assert 0 <= sample_next(logits, uniform=edge).item() < 4
 
 
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
+def test_a_token_of_probability_zero_is_never_drawn(uniform):
+    never = -math.inf
+    logits = torch.tensor([[never, 0.0, never, 0.0, never]])
+    token = sample_next(logits, uniform=torch.tensor([uniform]))
+    assert token.item() == (1 if uniform < 0.5 else 3)
+
+
 def test_generation_refuses():
     model, prompt = MODELS["RRA"](), torch.zeros(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match="num_tokens"):
