@@ -168,6 +168,29 @@ def test_the_cached_region_map_is_real_whatever_built_it_first():
     assert region_map(2, 3).device.type == "cpu"
 
 
+def test_the_cached_region_map_serves_training_after_inference_mode():
+    region_map.cache_clear()
+    layer = GraphFilter(2, 3, 8, filter=("S",))
+    h = torch.randn(1, 6, 8, requires_grad=True)
+    region_map.cache_clear()
+    with torch.inference_mode():
+        layer.weights(h)
+    layer.weights(h).weights.square().sum().backward()
+    assert torch.isfinite(h.grad).all()
+
+
+@pytest.mark.parametrize("filter", ["routed", ()])
+def test_scores_that_tie_with_the_last_removed_are_removed_too(filter):
+    torch.manual_seed(1)
+    layer = GraphFilter(3, 2, 8, filter=filter, alpha=0.4).eval()
+    h = torch.randn(1, 1, 8).expand(1, 6, 8)  # six tokens alike
+    found = layer.weights(h)
+    assert layer.num_removed == 2 and not found.kept.any()
+    values = layer.value(h).unflatten(-1, (4, -1)).transpose(1, 2)
+    expected = (found.weights @ values).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer(h)[0], expected)
+
+
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
 def test_router_keeps_the_smallest_prefix_above_top_p(top_p):
     torch.manual_seed(0)
