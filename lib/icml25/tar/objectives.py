@@ -39,7 +39,7 @@ class ERM:
         return self._losses(logits, y).mean()
 
     def _losses(self, logits: Tensor, y: Tensor) -> Tensor:
-        # A sum of thousands in half precision would stop to grow.
+        # A sum of thousands in half precision would stop growing.
         return at_least_single(self.node_loss(logits, y))
 
 
