@@ -514,6 +514,15 @@ def test_state_is_constant_and_as_large_as_the_formula(name):
     assert model.init_state(3).nbytes() == 3 * expected
 
 
+@pytest.mark.parametrize("name", ["RRA", "RAR", "window"])
+def test_a_state_holds_no_more_memory_than_it_counts(name):
+    with torch.no_grad():
+        _, state = MODELS[name]()(torch.zeros(3, 200, dtype=torch.int64))
+    tensors = [state.age, *(t for layer in state.layers for t in layer.values())]
+    held = sum(t.untyped_storage().nbytes() for t in tensors)
+    assert held == state.nbytes()
+
+
 def test_full_cache_grows_by_the_formula():
     model = MODELS["full"]()
     for length in (1, 10, 100):
@@ -664,6 +673,14 @@ def test_sampling_follows_the_distribution():
     assert sample_next(logits, temperature=0).item() == 3
     edge = torch.tensor([1 - 2**-24])
     assert 0 <= sample_next(logits, uniform=edge).item() < 4
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
+def test_a_token_of_probability_zero_is_never_drawn(uniform):
+    never = -math.inf
+    logits = torch.tensor([[never, 0.0, never, 0.0, never]])
+    token = sample_next(logits, uniform=torch.tensor([uniform]))
+    assert token.item() == (1 if uniform < 0.5 else 3)
 
 
 def test_generation_refuses():

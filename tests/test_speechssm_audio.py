@@ -34,6 +34,7 @@ from icml25.speechssm.tokens import (
     speaker_stats,
 )
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 GRID = MelConfig()
 SMALL = CountingConfig(
     voices=("en-us+m3", "en+f4"),
@@ -128,6 +129,37 @@ def test_griffin_lim_gives_the_frames_back(grid):
     # 0.3 natural units of power where random frames of the same speech differ by 4
     assert error < 0.6 < 0.2 * shuffled.mean() + 0.2
     assert torch.equal(sound, griffin_lim(mel, grid, generator=make_generator(0)))
+
+
+def test_filters_serve_training_whatever_made_them_first():
+    grid = MelConfig(num_mels=7)
+    audio = tone(300).requires_grad_()
+    with torch.inference_mode(), torch.device("meta"):
+        log_mel(audio, grid, sample_rate=16_000)
+    log_mel(audio, grid, sample_rate=16_000).sum().backward()
+    assert audio.grad.isfinite().all() and audio.grad.any()
+
+
+def test_phases_are_drawn_where_the_generator_is_whatever_the_default():
+    mel = log_mel(tone(300), GRID, sample_rate=16_000)
+    expected = griffin_lim(mel, GRID, num_steps=1, generator=make_generator(0))
+    with torch.device("meta"):
+        sound = griffin_lim(mel, GRID, num_steps=1, generator=make_generator(0))
+    assert torch.equal(sound, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sound_and_tokens_are_drawn_on_the_generators_device(device):
+    """Frames and generator may each be on any device."""
+    mel = log_mel(tone(300), GRID, sample_rate=16_000)
+    config = TokenizerConfig(vocab_size=4)
+    for place in DEVICES:
+        there, generator = mel.to(device), torch.Generator(place).manual_seed(0)
+        sound = griffin_lim(there, GRID, num_steps=1, generator=generator)
+        assert sound.device == there.device
+        tokenizer = KMeansTokenizer(config).fit([there], generator=generator)
+        assert tokenizer.centres.device == there.device
+        assert tokenizer.encode(there).device == there.device
 
 
 @pytest.mark.parametrize(

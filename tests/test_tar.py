@@ -330,6 +330,20 @@ def test_flow_runs_where_its_inputs_are(device):
     torch.testing.assert_close(flow.q.cpu(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_of_half_precision_flow_in_single(dtype):
+    n, generator = 20_000, make_generator(0)
+    pairs = torch.randint(n, (2, 3 * n), generator=generator)
+    graph = tar.FlowGraph.from_edge_index(pairs, n)
+    losses = (2 * torch.rand(n, generator=generator)).to(dtype)
+    found, expected = (
+        (tar.weight_flow(x, graph, beta=0.1), tar.worst_case_limit(x, graph, beta=0.5))
+        for x in (losses, losses.float())
+    )
+    assert torch.equal(found[0].q, expected[0].q)
+    assert torch.equal(found[1], expected[1])
+
+
 def test_flow_is_deterministic():
     graph, losses = random_graph(8), random_losses(8, 24)
     runs = [tar.weight_flow(losses, graph, beta=0.1).q for _ in range(2)]
@@ -614,6 +628,26 @@ def test_levers_run_on_a_small_task():
     assert {name.split()[0] for name in table} == {"ERM", "warm", "log-mean"}
 
 
+@pytest.mark.parametrize("name", ["ERM", "TAR", "Chi2DRO", "GroupDRO", "IRM"])
+def test_objectives_add_half_precision_up_in_single(name):
+    n = 3000
+    logits = torch.randn(n, 3, generator=make_generator(12)).bfloat16()
+    y, env_id, node = torch.arange(n) % 3, torch.arange(n) % 2, torch.arange(n)
+    ring = tar.FlowGraph.from_edge_index(torch.stack([node, (node + 1) % n]))
+    objective = {
+        "ERM": tar.ERM(),
+        "TAR": tar.TAR(ring),
+        "Chi2DRO": tar.Chi2DRO(1.0),
+        "GroupDRO": tar.GroupDRO(env_id, 1.0),
+        "IRM": tar.IRM(env_id, 1.0),
+    }[name]
+    value = objective(logits, y)
+    # Each loss has 8 bits, and their errors are of either sign.
+    expected = objective(logits.float(), y)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, expected, rtol=2e-3, atol=0)
+
+
 def test_tar_refuses_a_diverged_loss():
     logits, y = logits_and_labels(12)
     logits[3] = torch.nan
@@ -839,6 +873,43 @@ def test_ensemble_sees_new_features_on_the_same_edges():
     other = data.x.flip(0)
     expected = fresh(other, data.edge_index)
     assert torch.equal(model(other, data.edge_index), expected)
+
+
+@pytest.fixture
+def small_ensemble():
+    data = tar.cbas("covariate", generator=make_generator(0))
+    model = tar.GCNEnsemble(1, 4, 8, 4, generator=make_generator(1)).eval()
+    return model, data.x.clone(), data.edge_index.clone()
+
+
+def test_ensemble_trains_after_inference_mode(small_ensemble):
+    model, x, edge_index = small_ensemble
+    with torch.inference_mode():
+        made = x.clone()
+        expected = model(x, edge_index)
+    for features in (x, made):
+        found = model(features, edge_index)
+        found.sum().backward()
+        assert torch.equal(found, expected)
+
+
+def test_ensemble_sees_changes_in_place(small_ensemble):
+    model, x, edge_index = small_ensemble
+    model(x, edge_index)
+    x.mul_(2)
+    assert torch.equal(model(x, edge_index), model(x.clone(), edge_index))
+    model(x, edge_index)
+    edge_index[:, 0] = edge_index[:, 1]
+    assert torch.equal(model(x, edge_index), model(x, edge_index.clone()))
+
+
+def test_ensemble_passes_gradients_to_its_features_again_and_again(small_ensemble):
+    model, x, edge_index = small_ensemble
+    x.requires_grad_()
+    grads = []
+    for _ in range(2):
+        grads.append(torch.autograd.grad(model(x, edge_index).sum(), x)[0])
+    assert torch.equal(*grads) and grads[0].any()
 
 
 class Sage(torch.nn.Module):

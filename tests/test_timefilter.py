@@ -168,6 +168,29 @@ def test_the_cached_region_map_is_real_whatever_built_it_first():
     assert region_map(2, 3).device.type == "cpu"
 
 
+def test_the_cached_region_map_serves_training_after_inference_mode():
+    region_map.cache_clear()
+    layer = GraphFilter(2, 3, 8, filter=("S",))
+    h = torch.randn(1, 6, 8, requires_grad=True)
+    region_map.cache_clear()
+    with torch.inference_mode():
+        layer.weights(h)
+    layer.weights(h).weights.square().sum().backward()
+    assert torch.isfinite(h.grad).all()
+
+
+@pytest.mark.parametrize("filter", ["routed", ()])
+def test_scores_that_tie_with_the_last_removed_are_removed_too(filter):
+    torch.manual_seed(1)
+    layer = GraphFilter(3, 2, 8, filter=filter, alpha=0.4).eval()
+    h = torch.randn(1, 1, 8).expand(1, 6, 8)  # six tokens alike
+    found = layer.weights(h)
+    assert layer.num_removed == 2 and not found.kept.any()
+    values = layer.value(h).unflatten(-1, (4, -1)).transpose(1, 2)
+    expected = (found.weights @ values).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer(h)[0], expected)
+
+
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
 def test_router_keeps_the_smallest_prefix_above_top_p(top_p):
     torch.manual_seed(0)
@@ -270,6 +293,25 @@ def test_gradients_of_the_lean_filter(zero_mask, removed):
     assert torch.autograd.gradcheck(fixed, (left, right, values))
     weight = torch.randn(3, 12, **make)
     assert torch.autograd.gradcheck(routed, (left, right, values, weight))
+
+
+@pytest.mark.parametrize("mask", ["zero", "minus_inf"])
+@pytest.mark.parametrize("router", ["released", "repaired"])
+def test_gradients_under_autocast_are_those_of_single_precision(router, mask):
+    x = torch.randn(64, 24, 4, generator=torch.Generator().manual_seed(0))
+
+    def gradient(half):
+        torch.manual_seed(1)
+        sizes = {"patch_len": 6, "dim": 16, "dim_ff": 16}
+        model = TimeFilter(4, 24, 8, router=router, mask=mask, **sizes)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            forecast = model(x)
+            loss = forecast.y.float().square().mean() + 0.05 * forecast.routing_loss
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    # bfloat16 keeps 8 bits, and a few gates change sides.
+    assert F.cosine_similarity(gradient(True), gradient(False), dim=0) > 0.99
 
 
 @pytest.mark.parametrize("top_p", [0.0, 0.5])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import LayerState, check_layer, rotate
+from .layers import LayerState, check_layer, keep, rotate
 
 __all__ = ["LocalAttention", "banded_attention", "check_heads"]
 
@@ -80,7 +80,10 @@ class LocalAttention(nn.Module):
         k = rotate(k, positions, fraction=self.rope_fraction)
         k = torch.cat((state["keys"], k), 1)  # (B, W-1+T, G, d)
         v = torch.cat((state["values"], v), 1)
-        after = {"keys": k[:, length:], "values": v[:, length:]}
+        after = {
+            "keys": keep(k[:, length:], length),
+            "values": keep(v[:, length:], length),
+        }
         y = banded_attention(q, k, v, positions, window=self.window)
         return self.o_proj(y.reshape(batch, length, dim)), after
 

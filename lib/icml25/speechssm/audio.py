@@ -92,15 +92,16 @@ def check_audio(
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # the cache outlives the caller's mode and device
 def _filters(config: MelConfig) -> Tensor:
     def mel(hz: float) -> float:
         return 2595 * math.log10(1 + hz / 700)
 
-    edges = torch.linspace(
-        mel(config.f_min), mel(config.f_max), config.num_mels + 2, dtype=torch.float64
-    )
+    make = {"dtype": torch.float64, "device": "cpu"}
+    low, high = mel(config.f_min), mel(config.f_max)
+    edges = torch.linspace(low, high, config.num_mels + 2, **make)
     edges = 700 * (10 ** (edges / 2595) - 1)  # Hz
-    bins = torch.arange(config.n_fft // 2 + 1, dtype=torch.float64)
+    bins = torch.arange(config.n_fft // 2 + 1, **make)
     bins = bins * config.sample_rate / config.n_fft
     rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
@@ -205,7 +206,7 @@ def griffin_lim(
         config: the grid they were made on.
         num_steps: iterations.
         momentum: 0 gives the plain algorithm; below 1.
-        generator: of the first phases.
+        generator: of the first phases, on any device; the CPU's if ``None``.
 
     Returns:
         (..., T * hop_length) samples.
@@ -238,7 +239,10 @@ def griffin_lim(
     magnitude = _magnitude(flat, config, 30)
     length = mel.shape[-2] * config.hop_length
     window = torch.hann_window(config.win_length, device=mel.device, dtype=mel.dtype)
-    phase = torch.rand(magnitude.shape, generator=generator, dtype=mel.dtype)
+    device = "cpu" if generator is None else generator.device
+    phase = torch.rand(
+        magnitude.shape, generator=generator, device=device, dtype=mel.dtype
+    )
     phase = (2 * math.pi * phase).to(mel.device)
     angles = torch.polar(torch.ones_like(phase), phase)
     previous = torch.zeros_like(angles)

@@ -68,8 +68,11 @@ def sample_next(
     if uniform is None:
         raise ValueError("uniform must be given for a temperature above 0")
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    # The first token whose sum is above the number, so that none of probability zero.
     token = torch.searchsorted(
-        cumulative, uniform.to(cumulative).unsqueeze(-1) * cumulative[:, -1:]
+        cumulative,
+        uniform.to(cumulative).unsqueeze(-1) * cumulative[:, -1:],
+        right=True,
     )
     return token.squeeze(-1).clamp_max(logits.shape[-1] - 1)
 

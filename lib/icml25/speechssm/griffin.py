@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import LocalAttention
-from .layers import LanguageModel, LayerState, check_layer
+from .layers import LanguageModel, LayerState, check_layer, keep
 from .scan import linear_scan, sqrt_clipped
 
 __all__ = [
@@ -277,7 +277,7 @@ class RecurrentBlock(nn.Module):
             v = torch.addcmul(v, tap, self.conv_weight[:, taps - 1 - back])
         v, h = self.rglru(v, state["h"], positions == 0)
         out = self.linear_out(v * F.gelu(self.linear_y(x), approximate="tanh"))
-        return out, {"conv": u[:, length:], "h": h}
+        return out, {"conv": keep(u[:, length:], length), "h": keep(h, length)}
 
 
 class GriffinLM(LanguageModel):

@@ -71,6 +71,15 @@ def rotate(
     )
 
 
+def keep(part: Tensor, length: int) -> Tensor:
+    """Of ``length`` tokens, the part that a state remembers, without the rest.
+
+    A slice holds on to all the memory that it was cut from. After a single token that
+    is one entry more, and copying would cost more than it saves.
+    """
+    return part.clone() if length > 1 else part
+
+
 @dataclass
 class LMState:
     """All that a model remembers of the tokens it has read; never kept on the model.

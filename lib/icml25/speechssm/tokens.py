@@ -177,7 +177,7 @@ class KMeansTokenizer:
         Args:
             mels: recordings, (T, M) each.
             stats: the voice of each recording; None normalises each by itself.
-            generator: of the stretches seen and the first centres.
+            generator: of the stretches seen and the first centres, on any device.
 
         Returns:
             Itself.
@@ -205,8 +205,9 @@ class KMeansTokenizer:
         frames = torch.cat(
             [x[: len(x) // f * f].reshape(-1, f, x.shape[-1]) for x in normal]
         )  # (points, f, M)
-        keep = torch.randperm(len(points), generator=generator)[: c.max_fit]
-        seen = points[keep]
+        draw = {"generator": generator, "device": generator.device}
+        keep = torch.randperm(len(points), **draw)[: c.max_fit]
+        seen = points[keep.to(points.device)]
         self.mean = seen.mean(0)
         centred = (seen - self.mean).double()
         # Half whitening: with full whitening noise would weigh as much as speech.
@@ -214,10 +215,11 @@ class KMeansTokenizer:
         variance = variance.flip(0)[: c.num_components].clamp(min=1e-8)
         vectors = vectors.flip(1)[:, : c.num_components]
         self.basis = (vectors / variance**0.25).float()
-        seed = int(torch.randint(2**31 - 1, (), generator=generator))
+        seed = int(torch.randint(2**31 - 1, (), **draw))
         kmeans = KMeans(c.vocab_size, n_init=1, max_iter=50, random_state=seed)
-        kmeans.fit(((seen - self.mean) @ self.basis).numpy())
-        self.centres = torch.from_numpy(kmeans.cluster_centers_).float()
+        kmeans.fit(((seen - self.mean) @ self.basis).cpu().numpy())
+        centres = torch.from_numpy(kmeans.cluster_centers_).float()
+        self.centres = centres.to(points.device)
         ids = self._nearest(points)
         total = frames.new_zeros(c.vocab_size, *frames.shape[1:])
         total.index_add_(0, ids, frames)

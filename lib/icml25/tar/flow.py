@@ -19,7 +19,7 @@ class FlowResult(NamedTuple):
     """Where the weights ended, and how they got there.
 
     Attributes:
-        q: ``(..., n)`` final weights.
+        q: ``(..., n)`` final weights, of the losses' dtype, in float32 at least.
         time: ``(...)`` flow time T, the sum of the steps taken.
         length: ``(...)`` length of the path in the metric of the flow; the transport
             cost between its ends is at most ``length ** 2 / 2``.
@@ -78,7 +78,8 @@ def weight_flow(
             ``adaptive=False`` a step above the cap (the message names it).
 
     Notes:
-        O(steps * (n + E)) time, a few vectors of length E of memory, no autograd.
+        Losses of half precision flow in float32: steps of 1/n of a weight would be
+        lost. O(steps * (n + E)) time, a few vectors of length E of memory, no autograd.
         Mass is conserved in each connected component, weights stay positive, and the
         free energy never falls (adaptive, upwind and logmean). One host
         synchronisation per call, for the check of its input. ``index_add_`` on CUDA
@@ -93,6 +94,7 @@ def weight_flow(
     Source: reconstructed from the paper's abstract and from geometric Wasserstein DRO.
     """
     _check(losses, graph, beta, step, steps, mobility)
+    losses = at_least_single(losses)
     if q0 is None:
         q = torch.full_like(losses, 1 / graph.num_nodes)
     else:
@@ -230,6 +232,7 @@ def worst_case_limit(
             f"losses have shape {tuple(losses.shape)}; ({graph.num_nodes},) is needed"
         )
     _check_finite(losses)
+    losses = at_least_single(losses)
     uniform = torch.full_like(losses, 1 / graph.num_nodes)
     q0 = uniform if q0 is None else _check_weights(q0, losses)
     label = graph.components()
@@ -240,6 +243,11 @@ def worst_case_limit(
     total = blank.index_add(0, label, share)
     mass = blank.index_add(0, label, q0)
     return share * (mass / total)[label]
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """``x``, or where it is of half precision ``x`` in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _tiny(x: Tensor) -> float:

@@ -1,7 +1,8 @@
 """Training objectives: TAR and the methods it is compared with.
 
 Each is called like a criterion of PyTorch, ``objective(logits[train], y[train])``, and
-returns a scalar; swap it for ``F.cross_entropy`` in any training loop.
+returns a scalar; swap it for ``F.cross_entropy`` in any training loop. Losses of half
+precision are summed in float32, which is then the scalar's dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from icml25.tar.flow import weight_flow
+from icml25.tar.flow import at_least_single, weight_flow
 from icml25.tar.graph import FlowGraph
 
 __all__ = ["IRM", "Chi2DRO", "ClassBalanced", "ERM", "GroupDRO", "KLDRO", "TAR", "VREx"]
@@ -35,7 +36,11 @@ class ERM:
         self.node_loss = node_loss
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        return self.node_loss(logits, y).mean()
+        return self._losses(logits, y).mean()
+
+    def _losses(self, logits: Tensor, y: Tensor) -> Tensor:
+        # A sum of thousands in half precision would stop growing.
+        return at_least_single(self.node_loss(logits, y))
 
 
 class TAR(ERM):
@@ -109,7 +114,7 @@ class ClassBalanced(ERM):
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         count = torch.bincount(y, minlength=logits.shape[-1])
         weight = 1 / (count[y] * (count > 0).sum())
-        return (weight * self.node_loss(logits, y)).sum()
+        return (weight * self._losses(logits, y)).sum()
 
 
 class KLDRO(ERM):
@@ -125,7 +130,7 @@ class KLDRO(ERM):
         self.tau = _positive("tau", tau)
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        losses = self.node_loss(logits, y)
+        losses = self._losses(logits, y)
         scaled = torch.logsumexp(losses / self.tau, 0)
         return self.tau * (scaled - torch.log(scaled.new_tensor(losses.numel())))
 
@@ -143,7 +148,7 @@ class Chi2DRO(ERM):
         self.tau = _positive("tau", tau)
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        losses = self.node_loss(logits, y)
+        losses = self._losses(logits, y)
         q = _project_simplex((1 + losses.detach() / self.tau) / losses.numel())
         return (q * losses).sum()
 
@@ -192,7 +197,7 @@ class GroupDRO(_ByEnvironment):
         self.eta = _positive("eta", eta)
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        means = self._means(self.node_loss(logits, y))
+        means = self._means(self._losses(logits, y))
         return (torch.softmax(self.eta * means.detach(), 0) * means).sum()
 
 
@@ -204,7 +209,7 @@ class VREx(_ByEnvironment):
         self.penalty = _positive("penalty", penalty)
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        means = self._means(self.node_loss(logits, y))
+        means = self._means(self._losses(logits, y))
         return means.mean() + self.penalty * means.var(correction=0)
 
 
@@ -221,7 +226,8 @@ class IRM(_ByEnvironment):
         self.penalty = _positive("penalty", penalty)
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
-        means = self._means(self.node_loss(logits, y))
+        means = self._means(self._losses(logits, y))
+        logits = at_least_single(logits)
         true = logits.gather(1, y[:, None]).squeeze(1)
         slope = (torch.softmax(logits, 1) * logits).sum(1) - true
         return means.mean() + self.penalty * self._means(slope).square().mean()

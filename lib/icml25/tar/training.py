@@ -103,7 +103,7 @@ class GCNEnsemble(nn.Module):
             self.weights.append(first.expand(num_models, -1, -1).clone())
             self.biases.append(torch.zeros(num_models, 1, fan_out, device=first.device))
         self.dropout, self.generator = dropout, generator
-        self._cache: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._cache: tuple | None = None  # x, edges, their versions, what follows
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         adjacency, x = self._propagated(x, edge_index)
@@ -123,18 +123,17 @@ class GCNEnsemble(nn.Module):
 
     def _propagated(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised adjacency A and A x, kept while the same tensors come in."""
+        if not _may_keep(x, edge_index):
+            return _propagate(x, edge_index)
+        versions = (x._version, edge_index._version)  # counts changes in place
         if (
             self._cache is None
             or self._cache[0] is not x
             or self._cache[1] is not edge_index
+            or self._cache[2] != versions
         ):
-            n = x.shape[0]
-            index, weight = gcn_norm(edge_index, num_nodes=n, dtype=x.dtype)
-            adjacency = torch.sparse_coo_tensor(
-                index, weight, (n, n), check_invariants=False
-            ).coalesce()
-            self._cache = (x, edge_index, adjacency, adjacency @ x)
-        return self._cache[2], self._cache[3]
+            self._cache = (x, edge_index, versions, _propagate(x, edge_index))
+        return self._cache[3]
 
     def _drop(self, x: Tensor) -> Tensor:
         if not self.training or self.dropout == 0:
@@ -142,6 +141,26 @@ class GCNEnsemble(nn.Module):
         keep = torch.empty(x.shape[1:], device=x.device, dtype=x.dtype)
         keep.bernoulli_(1 - self.dropout, generator=self.generator)
         return x * keep / (1 - self.dropout)
+
+
+def _propagate(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    n = x.shape[0]
+    index, weight = gcn_norm(edge_index, num_nodes=n, dtype=x.dtype)
+    adjacency = torch.sparse_coo_tensor(
+        index, weight, (n, n), check_invariants=False
+    ).coalesce()
+    return adjacency, adjacency @ x
+
+
+def _may_keep(x: Tensor, edge_index: Tensor) -> bool:
+    # Gradients pass a graph once; what inference mode makes cannot be trained on, and
+    # its tensors do not count their changes.
+    made = (
+        torch.is_inference_mode_enabled(),
+        x.is_inference(),
+        edge_index.is_inference(),
+    )
+    return not (x.requires_grad or any(made))
 
 
 def train(

@@ -161,7 +161,7 @@ class EERM(ERM):
                 "an EditedViews model in training"
             )
         num_views = logits.shape[1]
-        losses = self.node_loss(logits.flatten(0, 1), y.repeat_interleave(num_views))
+        losses = self._losses(logits.flatten(0, 1), y.repeat_interleave(num_views))
         risks = losses.view(-1, num_views).mean(0)
         variance = risks.var()
         explored = variance.detach() * self.views.log_prob

@@ -19,6 +19,7 @@ REGIONS = ("S", "T", "ST")
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # the cache outlives the caller's mode
 def region_map(channels: int, patches: int) -> Tensor:
     r"""Which kind of neighbour every token is to every other.
 
@@ -193,7 +194,10 @@ class GraphFilter(nn.Module):
         patches: patches of a channel :math:`N`; :math:`L = CN` tokens.
         dim: model width :math:`d`, a multiple of ``num_heads``.
         num_heads: heads :math:`H`.
-        alpha: share of each row that the k-nearest step removes, in [0, 1).
+        alpha: share of each row that the k-nearest step removes, in [0, 1): the
+            ``m = int(alpha L)`` smallest scores, and with them all that equal the
+            largest of these. Ties are common in half precision and rare otherwise,
+            except for tokens that are alike: flat channels without positions.
         top_p: the router's threshold; 0 switches routing off and closes every region,
             as in the release.
         filter: ``"routed"``, or the regions that stay open, any of S, T, ST:
@@ -299,7 +303,9 @@ class GraphFilter(nn.Module):
             if self.router is None:
                 steering, router = self._fixed_gates(left), None
             else:
-                steering, router = self.router.weight(), self._router(left, noise)
+                # Under autocast the scores are of half precision, the weight is not.
+                steering = self.router.weight().to(left.dtype)
+                router = self._router(left, noise)
             out, logits = fused.FilteredMean.apply(
                 left, right, values, steering, router, edges, dropout
             )
@@ -315,7 +321,9 @@ class GraphFilter(nn.Module):
     def weights(self, h: Tensor, noise: Tensor | None = None) -> FilterWeights:
         """The readable form of :meth:`forward` without dropout, stage by stage.
 
-        ``weights @ values`` is what :meth:`forward` returns.
+        ``weights @ values`` is what :meth:`forward` returns. Its gradient is
+        :meth:`forward`'s too, except for ``router="repaired"`` with
+        ``mask="minus_inf"``, where the logarithm of a closed gate makes it NaN.
         """
         left, right = self._pairs(h)
         scores = F.gelu(left @ right.mT)
