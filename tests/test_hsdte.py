@@ -754,7 +754,9 @@ def test_a_hub_is_measured_in_pieces():
     whole = tree_distortion(tree, points, 3.0, max_elements=1 << 20)
     with Watch():
         pieces = tree_distortion(tree, points, 3.0, max_elements=600)
-    assert pieces.map == whole.map and pieces.d_wc == whole.d_wc
+    for name in ("map", "d_ave", "d_wc"):  # products of other shapes round otherwise
+        found, expected = getattr(pieces, name), getattr(whole, name)
+        assert found == pytest.approx(expected, rel=1e-12)
     assert max(held) <= 600
 
 

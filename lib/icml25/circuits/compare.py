@@ -69,7 +69,7 @@ class CompareConfig:
     num_seeds: int = 3
 
 
-# Four layers have six pairs: all of them, in the place of a random and the first one.
+# Four layers have six pairs; running all replaces the random and the early choice.
 LAPTOP = CompareConfig(
     methods=(
         "lora",

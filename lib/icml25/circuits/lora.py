@@ -98,8 +98,8 @@ def critical_layers(importance: Tensor, top: int | None = None) -> list[int]:
     Args:
         importance: ``[L]``.
         top: how many; ``None``: all at least one standard deviation above the mean (the
-            released code's other rule, population standard deviation). Of equal layers
-            all are.
+            released code's other rule, population standard deviation). Where all layers
+            are equal, all are critical.
 
     Raises:
         ValueError: importances that are not finite, more layers than there are, or

@@ -68,7 +68,7 @@ def sample_next(
     if uniform is None:
         raise ValueError("uniform must be given for a temperature above 0")
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    # The first token whose sum is above the number, so that none of probability zero.
+    # The first token whose sum is above the number: never one of probability zero.
     token = torch.searchsorted(
         cumulative,
         uniform.to(cumulative).unsqueeze(-1) * cumulative[:, -1:],
