@@ -232,6 +232,11 @@ def _state(notebook: dict[str, Any], code: list[dict[str, Any]]) -> Iterator[str
             view = output.get("data", {}).get(WIDGET_VIEW)
             if view and view["model_id"] not in stored:
                 yield f"a widget without its state: {view['model_id']}"
+    for key, model in stored.items():
+        if model.get("model_name") == "VBoxModel":
+            drawn = [_drawing(frame) for frame in _frames(stored, key)]
+            if len(set(drawn)) * 4 < len(drawn):  # a control that moves the title only
+                yield f"a figure of {len(drawn)} frames has {len(set(drawn))} drawings"
     size = len(json.dumps(stored))
     if size > MAX_STATE_BYTES:
         yield f"{size:,} bytes of widget state, at most {MAX_STATE_BYTES:,} may be"
@@ -240,3 +245,29 @@ def _state(notebook: dict[str, Any], code: list[dict[str, Any]]) -> Iterator[str
         yield "outputs were not stored by `make notebooks`"
     elif seconds > MAX_SECONDS:
         yield f"it took {seconds} s to run, at most {MAX_SECONDS} s may be"
+
+
+def _frames(stored: dict[str, Any], key: str) -> list[str]:
+    """The frames of an interactive figure; it nests one stack of them a control."""
+    model = stored[key]
+    if model["model_name"] == "HTMLModel":
+        return [model["state"]["value"]]
+    children = [
+        child.removeprefix("IPY_MODEL_") for child in model["state"]["children"]
+    ]
+    stacks = ("StackModel", "HTMLModel")
+    return [
+        frame
+        for child in children
+        if stored[child]["model_name"] in stacks
+        for frame in _frames(stored, child)
+    ]
+
+
+def _drawing(frame: str) -> str:
+    """A frame without its words, where it is a vector graphic; else as it is."""
+    coded = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', frame)
+    if not coded:
+        return frame
+    graphic = base64.b64decode(coded[1]).decode()
+    return re.sub(r"<text.*?</text>", "", graphic, flags=re.DOTALL)

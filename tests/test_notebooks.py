@@ -182,7 +182,21 @@ def lost_state(notebook):
 
 def heavy_state(notebook):
     state = notebook["metadata"]["widgets"][WIDGET_STATE]["state"]
-    state["a"] = "x" * 2_000_000
+    state["a"] = {"value": "x" * 2_000_000}
+
+
+def frozen_figure(notebook):
+    def frame(step):
+        graphic = f"<svg><rect/><text>step {step}</text></svg>".encode()
+        source = f"data:image/svg+xml;base64,{base64.b64encode(graphic).decode()}"
+        return {"model_name": "HTMLModel", "state": {"value": f'<img src="{source}">'}}
+
+    state = notebook["metadata"]["widgets"][WIDGET_STATE]["state"]
+    state |= {f"frame{step}": frame(step) for step in range(8)}
+    children = [f"IPY_MODEL_frame{step}" for step in range(8)]
+    state["stack"] = {"model_name": "StackModel", "state": {"children": children}}
+    box = {"children": ["IPY_MODEL_stack"]}
+    state["a"] = {"model_name": "VBoxModel", "state": box}
 
 
 def slow(notebook):
@@ -247,6 +261,7 @@ def unnamed_image(notebook):
         (lost_state, "a widget without its state"),
         (lost_explore, "explore() stored no figure"),
         (heavy_state, "bytes of widget state"),
+        (frozen_figure, "a figure of 8 frames has 1 drawings"),
         (slow, "91 s to run"),
         (stored_by_hand, "not stored by"),
         (tagged("nbval-skip"), "unknown cell tags"),

@@ -379,7 +379,12 @@ def report_figure(checks: Sequence[Check], report: Report, title: str) -> Any:
         for i, name in enumerate(asked)
     ]
     left.set_yticks(range(len(checks)), names, size=8.5)
-    left.set(xlabel="candidates kept", xlim=(0, 19), ylim=(max(6, len(checks)), -0.7))
+    most = max((len(check.keep) for check in checks), default=0)
+    left.set(
+        xlabel="candidates kept",
+        xlim=(0, max(19, most + 4)),
+        ylim=(max(6, len(checks)), -0.7),
+    )
     left.grid(axis="y", visible=False)
     left.set_title(title)
     rows = [*report.commonsense.items(), *report.hard.items()]
